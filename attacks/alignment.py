@@ -17,15 +17,15 @@ from torch import Tensor, nn
 from fedre_privacy.core.artifacts import MODELS, Artifact, GradientState, HeadState
 from fedre_privacy.core.channels import Noise, StepsAt
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import MembershipScores
+from fedre_privacy.core.threads import single_threaded
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, attacks
-from .gradient.sent_models import SentModels, exchanges, settle
-from .running.messages import asked_of
-from .running.modules import frozen
+from .common.client_messages import asked_of
+from .common.frozen_modules import frozen_copy
+from .gradients.model_pairs import SentModels, exchanges, settle
 
 KINDS = (*MODELS, GradientState, HeadState)
 NEEDS_FOR: Mapping[type[Artifact], frozenset[Knowledge]] = {
@@ -82,7 +82,7 @@ class Alignment(Attack):
             known = slopes(images[: self.aux], labels[: self.aux])
             return by_strangers(own, known, slopes.along, self.ridge)
 
-        return _scored(observation, context, self.parameters, score, "strangers' images")
+        return _score_candidates(observation, context, self.parameters, score, "strangers' images")
 
 
 @attacks.register("own-list-alignment")
@@ -125,7 +125,7 @@ class OwnListAlignment(Attack):
             noise = sum(one.std**2 * (slopes.sent if one.per_number else 1) for one in steps)
             return by_own_list(own, slopes.along, self.ridge, noise**0.5)
 
-        return _scored(observation, context, self.parameters, score, self.assumes)
+        return _score_candidates(observation, context, self.parameters, score, self.assumes)
 
 
 def by_strangers(own: Tensor, known: Tensor, along: Tensor, ridge: float) -> Tensor:
@@ -169,7 +169,7 @@ class Slopes:
 
     def __init__(self, exchange: SentModels, most: int, device: torch.device) -> None:
         self.device = device
-        self.model: nn.Module = frozen(exchange.before, device)
+        self.model: nn.Module = frozen_copy(exchange.before, device)
         after = dict(exchange.after.named_parameters())
         moved = {
             name: (value.detach().cpu() - after[name].detach().cpu())
@@ -199,7 +199,7 @@ class Slopes:
         return out
 
 
-def _scored(
+def _score_candidates(
     observation: Observation,
     context: Context,
     parameters: int,

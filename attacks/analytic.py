@@ -15,9 +15,9 @@ from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, attacks
-from .gradient.explained import layer_explained
-from .gradient.inner import agreeing_inputs, pixel_by_pixel, single_input
-from .gradient.victims import Victim, victims_of
+from .gradients.explained_share import layer_explained
+from .gradients.hidden_inputs import agreeing_inputs, pixel_by_pixel, single_input
+from .gradients.victims import Victim, victims_of
 
 OUTSIDE = 0.05
 """How far an image may leave [0, 1] on average and still count as one."""

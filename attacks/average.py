@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedre_privacy.core.artifacts import Prototypes
 from fedre_privacy.core.channels import (
-    Bound,
+    ClippingStep,
     Masking,
     Noise,
     RandomRounding,
@@ -23,19 +23,12 @@ from fedre_privacy.core.outcomes import RecoveredPrototypes
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, attacks
-from .mixtures.gaussian import most_likely_of_sent
-from .mixtures.linear import Solved
+from .common.channels import LOUDEST_FIRST, WHOLE, clip_rows, least_bound, mask_factor, noise_ratios
+from .common.client_messages import messages_of
+from .mixtures.aux_features import aux_reps, class_means, knows_class_means
+from .mixtures.gaussian_solver import most_likely_of_sent
+from .mixtures.linear_solver import SolvedPrototypes
 from .mixtures.random_walk import random_walk, walk_models
-from .mixtures.through import aux_reps, class_means, knows_class_means
-from .running.channels import (
-    LOUDEST_FIRST,
-    WHOLE,
-    clip_rows,
-    least_bound,
-    mask_factor,
-    noise_ratios,
-)
-from .running.messages import messages_of
 
 DRIFTS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """Drift of a prototype in a round, in units of the noise, of which only the ratio matters."""
@@ -69,7 +62,9 @@ class Average(Attack):
     needs = frozenset({Knowledge.UPLOADS})
     recovers = "prototypes"
     answers = "prototypes"
-    adapts_to: ClassVar[StepsAt] = {"rows": (Bound, Masking, Noise, UnknownNoise, RandomRounding)}
+    adapts_to: ClassVar[StepsAt] = {
+        "rows": (ClippingStep, Masking, Noise, UnknownNoise, RandomRounding)
+    }
 
     rounds: int | None = knob(None, help="latest rounds used; none: all", unit="rounds", ge=1)
     aux_limit: int = knob(
@@ -84,7 +79,9 @@ class Average(Attack):
             several |= len(heard) > 1 and self.rounds != 1
             means |= bool(heard) and knows_class_means(observation, client, heard[-1])
         own = super().adapts(observation)
-        usable = {kind for kind in own.get("rows", ()) if means or (several and kind is not Bound)}
+        usable = {
+            kind for kind in own.get("rows", ()) if means or (several and kind is not ClippingStep)
+        }
         return {"rows": tuple(kind for kind in own.get("rows", ()) if kind in usable)}
 
     def run(self, observation: Observation, context: Context) -> RecoveredPrototypes:
@@ -123,7 +120,7 @@ class Average(Attack):
                     solved = _level_of_parts(whole, sent_there, expected, noisy)
                 else:
                     solved = _level(seen, expected) if noisy else _newest(seen)
-                solved = Solved(solved.vectors * factor, solved.error * factor)
+                solved = SolvedPrototypes(solved.vectors * factor, solved.error * factor)
                 vectors.append(solved.vectors)
                 errors.append(solved.relative_error)
                 clients.append(client)
@@ -176,11 +173,11 @@ class Average(Attack):
         return {round: means.get(round, means[last]) for round in rounds}
 
 
-def _newest(seen: list[tuple[int, Tensor]]) -> Solved:
-    return Solved(seen[-1][1][None], torch.zeros(1, dtype=torch.float64))
+def _newest(seen: list[tuple[int, Tensor]]) -> SolvedPrototypes:
+    return SolvedPrototypes(seen[-1][1][None], torch.zeros(1, dtype=torch.float64))
 
 
-def _level(seen: list[tuple[int, Tensor]], expected: Tensor | None) -> Solved:
+def _level(seen: list[tuple[int, Tensor]], expected: Tensor | None) -> SolvedPrototypes:
     """The mean of a random walk seen through noise, as of the last round.
 
     Args:
@@ -202,12 +199,12 @@ def _level(seen: list[tuple[int, Tensor]], expected: Tensor | None) -> Solved:
         noises=LOUDEST_FIRST,
         centred=True,
     )
-    return Solved(solved.vectors + expected[-1], solved.error)
+    return SolvedPrototypes(solved.vectors + expected[-1], solved.error)
 
 
 def _level_of_parts(
     seen: list[tuple[int, Tensor]], sent: Tensor, expected: Tensor | None, noisy: bool
-) -> Solved:
+) -> SolvedPrototypes:
     """The same of uploads of which only some coordinates (T, d) were sent."""
     uploads = torch.stack([row for _, row in seen])
     about = torch.zeros_like(uploads) if expected is None else expected
@@ -216,4 +213,4 @@ def _level_of_parts(
         (0.0,), LOUDEST_FIRST if noisy else (0.0,),
     )  # fmt: skip
     solved = most_likely_of_sent(models, uploads - about, sent)
-    return Solved(solved.vectors + about[-1], solved.error)
+    return SolvedPrototypes(solved.vectors + about[-1], solved.error)

@@ -13,18 +13,17 @@ from typing import Any, ClassVar, Protocol, final
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.core.answers import typed
+from fedre_privacy.core.answers import typed_answer
 from fedre_privacy.core.artifacts import Artifact, is_read_as
-from fedre_privacy.core.blame import blamed
 from fedre_privacy.core.channels import StepsAt
-from fedre_privacy.core.contents import Content
-from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.errors import DivergedError, IncompatibleError
 from fedre_privacy.core.events import Report, silent
 from fedre_privacy.core.outcomes import Outcome, Reconstruction
+from fedre_privacy.core.plugin_errors import attribute_errors
 from fedre_privacy.core.registry import Registry
-from fedre_privacy.core.types import Knowledge, Observation, ThreatModel
-from fedre_privacy.models.copies import FrozenCopies
+from fedre_privacy.core.threads import single_threaded
+from fedre_privacy.core.types import Knowledge, Observation, ThreatModel, channel_places
+from fedre_privacy.models.frozen_copies import FrozenCopies
 
 attacks: Registry[Attack] = Registry("attack", "fedre_privacy.attacks", see="fedre-attack list")
 
@@ -150,7 +149,7 @@ class Attack:
 
         Override it where settings or what is known decide.
         """
-        here = touched(observation)
+        here = channel_places(observation)
         return {place: kinds for place, kinds in self.adapts_to.items() if place in here}
 
     def explained(self, observation: Observation, images: Tensor, labels: Tensor) -> Tensor | None:
@@ -216,16 +215,16 @@ class Attack:
                 next_step="Look whether the training diverged, and train with a lower step size.",
             )
         how = context or Context()
-        with blamed(self):
+        with attribute_errors(self):
             answer = self.run(with_copies(observation), how)
-        found = accepted(self, observation, answer)
+        found = check_outcome(self, observation, answer)
         if isinstance(found, Reconstruction):
             if not observation.images_per_target:
                 found = found.without(lost)
-            found = self.believed(observation, found, how)
+            found = self.with_confidence(observation, found, how)
         return found
 
-    def believed(
+    def with_confidence(
         self, observation: Observation, answers: Reconstruction, context: Context
     ) -> Reconstruction:
         """The answers with a confidence: the attack's own, else that of `confidence_of`."""
@@ -244,7 +243,7 @@ def with_copies(observation: Observation) -> Observation:
     return replace(observation, **copies)
 
 
-def accepted(
+def check_outcome(
     attack: Attack, observation: Observation, outcome: Any, kind: type[Outcome] = Outcome
 ) -> Any:
     """Return what an attack answered, in its declared types, if it is what was promised.
@@ -258,7 +257,7 @@ def accepted(
             f"Attack '{attack.name}' returned a {type(outcome).__name__}; "
             f"{'an' if kind is Outcome else 'a'} {kind.__name__} is needed."
         )
-    outcome, found = typed(outcome, observation)
+    outcome, found = typed_answer(outcome, observation)
     found = found or outcome.problems(observation)
     if found:
         raise IncompatibleError(*(f"Attack '{attack.name}' {problem}" for problem in found))
@@ -288,13 +287,15 @@ def confidence_of(observation: Observation, found: Reconstruction, device: torch
     the attack attained. It orders answers; it is no probability.
     """
     lost = found.diverged.bool() | ~found.images.isfinite().flatten(1).all(1)
-    score = _explained(observation, found.images, device)
+    score = _extractor_confidence(observation, found.images, device)
     if score is None:
         score = 1 / (1 + found.fit.float().clamp(min=0))
     return score.masked_fill(lost, torch.nan)
 
 
-def _explained(observation: Observation, images: Tensor, device: torch.device) -> Tensor | None:
+def _extractor_confidence(
+    observation: Observation, images: Tensor, device: torch.device
+) -> Tensor | None:
     """b / (a + b) of every target (N,), or None without the extractors behind all targets."""
     if observation.images_per_target:
         return None
@@ -305,14 +306,14 @@ def _explained(observation: Observation, images: Tensor, device: torch.device) -
     for owner in dict.fromkeys(owners):
         where = torch.tensor([i for i, other in enumerate(owners) if other == owner])
         extractor = copy.deepcopy(observation.extractors[owner]).to(device).eval()
-        own = _seen(extractor, images[where].float().nan_to_num(0.5), device)
+        own = _represent_on_cpu(extractor, images[where].float().nan_to_num(0.5), device)
         if own.shape[1] != rows.shape[1]:
             return None
         sought = rows[where].double()
         apart = torch.cdist(sought, own.double()).square()
         others = apart.clone().fill_diagonal_(torch.inf)
         if observation.aux is not None and len(observation.aux):
-            public = _seen(extractor, observation.aux[:HELD_AGAINST], device).double()
+            public = _represent_on_cpu(extractor, observation.aux[:HELD_AGAINST], device).double()
             others = torch.cat([others, torch.cdist(sought, public).square()], 1)
         nearest, mine = others.amin(1), apart.diagonal()
         share = (nearest / (nearest + mine).clamp(min=1e-30)).float()
@@ -321,37 +322,9 @@ def _explained(observation: Observation, images: Tensor, device: torch.device) -
 
 
 @torch.no_grad()
-def _seen(extractor: nn.Module, images: Tensor, device: torch.device) -> Tensor:
+def _represent_on_cpu(extractor: nn.Module, images: Tensor, device: torch.device) -> Tensor:
     """Representations (n, d) of images, on the CPU."""
     return torch.cat([extractor(part.to(device)).cpu() for part in images.split(256)])
-
-
-_PLACES: dict[Content, tuple[str, ...]] = {
-    Content.REPRESENTATION: ("each", "rows"),
-    Content.PROTOTYPE: ("each", "rows"),
-    Content.LOGITS: ("rows",),
-    Content.STATISTIC: ("rows",),
-    Content.PARAMETERS: ("updates",),
-    Content.LABEL_ENCODING: ("encoding",),
-}
-"""Places of a channel that tensors on the wire went through."""
-
-
-def touched(observation: Observation) -> frozenset[str]:
-    """Places of a channel that the targets went through.
-
-    Targets that another attack recovered, or that the protocol does not send, went through none
-    but the training.
-    """
-    sent = {(u.client, u.round, type(a)) for u in observation.uploads for a in u.artifacts}
-    found = {"training", "round"}
-    for target in observation.targets:
-        for artifact in target.artifacts:
-            if target.counterfactual or (target.client, target.round, type(artifact)) not in sent:
-                continue
-            for content in artifact.content().values():
-                found.update(_PLACES.get(content, ()))
-    return frozenset(found)
 
 
 def mismatch(
@@ -373,12 +346,12 @@ def mismatch(
     if unread or not kinds:
         reads = ", ".join(kind.__name__ for kind in attack.consumes)
         given = ", ".join(sorted(kind.__name__ for kind in unread)) or "nothing"
-        others = f" Attacks for them: {_fitting(kinds) or 'none'}." if listed else ""
+        others = f" Attacks for them: {_attacks_reading(kinds) or 'none'}." if listed else ""
         problems.append(f"Attack '{attack.name}' reads {reads}; the targets are {given}.{others}")
-    return problems + lacking(attack, threat, kinds)
+    return problems + missing_knowledge(attack, threat, kinds)
 
 
-def lacking(
+def missing_knowledge(
     attack: Attack | type[Attack], threat: ThreatModel, kinds: Collection[type[Artifact]]
 ) -> list[str]:
     """What an attack needs to know to read these kinds and a threat model does not grant."""
@@ -443,11 +416,11 @@ def without_gradients(kinds: Collection[type[Artifact]], threat: ThreatModel) ->
         if one.answers == "images"
         and not one.differentiates
         and not one.steered
-        and not lacking(one, told, kinds)
+        and not missing_knowledge(one, told, kinds)
     ]
 
 
-def _fitting(kinds: Collection[type[Artifact]]) -> str:
+def _attacks_reading(kinds: Collection[type[Artifact]]) -> str:
     """Attacks by the question that they answer, with the kinds that each reads if not all."""
     by_question: dict[str, list[str]] = {}
     for name, read in readers_of_any(kinds).items():

@@ -8,31 +8,31 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.core.artifacts import EntangledRep, Prototypes, Representations
-from fedre_privacy.core.channels import Smoothing, StepsAt, joined, without
+from fedre_privacy.core.channels import Smoothing, StepsAt, join_steps, without
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.events import noted_once
 from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.threads import single_threaded
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Context, attacks
-from .calibration.calibrated import Calibrated
-from .inversion.aux_pairs import AuxPairs
+from .calibration.base import CalibratedAttack
+from .common.channels import ROWS_REPEATED
+from .common.cuda_graphs import capture_for
+from .common.frozen_modules import BATCH, outputs
+from .common.objectives import l2rel
+from .common.tiles import each
+from .common.tiling import Piece, Tick, in_groups, join, reconstruction
 from .inversion.decoder_net import DecoderTraining, Examples, Refiner, blank, train_refiner
 from .inversion.linear_map import Linear
+from .inversion.map_fitting import MapWork, aux_images, pairs_that_fit, piece_of, prepare_work
 from .inversion.map_jobs import MapJob, jobs_of
-from .inversion.map_work import MapWork, aux_images, pairs_that_fit, piece_of, prepare_work
-from .running.channels import ROWS_REPEATED
-from .running.driver import Piece, Tick, in_groups, join, reconstruction
-from .running.graphs import capture_for
-from .running.modules import BATCH, outputs
-from .running.objectives import l2rel
-from .running.tiles import each
+from .inversion.training_pairs import AuxPairs
 
 
 @attacks.register("decoder")
 @dataclass(frozen=True, kw_only=True)
-class AmortisedDecoder(Linear, DecoderTraining, Calibrated):
+class AmortisedDecoder(Linear, DecoderTraining, CalibratedAttack):
     """Recover images with a decoder trained on auxiliary images.
 
     The linear answer of each extractor (attack `linear`) is improved in stages by a small
@@ -58,7 +58,7 @@ class AmortisedDecoder(Linear, DecoderTraining, Calibrated):
     needs = frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR, Knowledge.AUX_DATA})
     recovers = "inputs"
     loops = {"updates": 2}
-    adapts_to = joined(ROWS_REPEATED, {"encoding": (Smoothing,)})
+    adapts_to = join_steps(ROWS_REPEATED, {"encoding": (Smoothing,)})
 
     stages: int = knob(2, help="networks one after another", ge=1)
 
@@ -86,14 +86,14 @@ def decoder_answers(
 
         def answer(name: str, tick: Tick) -> Piece:
             mine, aux = jobs[name], aux_images(observation, context.device)
-            return join(_family(observation, context, mine, aux, how, cores, tick))
+            return join(_train_and_answer(observation, context, mine, aux, how, cores, tick))
 
         groups = {name: torch.cat([job.index for job in mine]) for name, mine in jobs.items()}
         found = in_groups(answer, groups, context, steps=steps, cores=1)
     return reconstruction(found, "training done")
 
 
-def _family(
+def _train_and_answer(
     observation: Observation,
     context: Context,
     jobs: list[MapJob],

@@ -11,33 +11,33 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedre_privacy.core.artifacts import EntangledRep, Prototypes, Representations
-from fedre_privacy.core.channels import Smoothing, StepsAt, joined, without
+from fedre_privacy.core.channels import Smoothing, StepsAt, join_steps, without
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.threads import single_threaded
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import RECOVERED, Context, SuiteEntry, attacks
-from .calibration.calibrated import Calibrated
+from .calibration.base import CalibratedAttack
+from .common.channels import ROWS_REPEATED, row_as_compared, rows_as_sent
+from .common.frozen_modules import frozen_copy, outputs
+from .common.gradient_check import check_gradients
+from .common.objectives import l2rel
+from .common.tiles import cpu_tile, each, progress
+from .common.tiling import Piece, Tick, cached, in_tiles_of, join, reconstruction
 from .inversion.denoiser import Denoiser, DenoiserTraining, blank, train_denoiser
+from .inversion.gradient_descent import by_owner, spread_of
 from .inversion.linear_map import Linear
+from .inversion.map_fitting import MapWork, aux_images, pairs_that_fit, piece_of, prepare_work
 from .inversion.map_jobs import MapJob, jobs_of
-from .inversion.map_work import MapWork, aux_images, pairs_that_fit, piece_of, prepare_work
-from .inversion.optimise import by_owner, spread_of
-from .inversion.posterior import Sampling, sampled
-from .inversion.solve import seeds_for
-from .running.channels import ROWS_REPEATED, row_as_compared, rows_as_sent
-from .running.driver import Piece, Tick, in_tiles_of, join, kept, reconstruction
-from .running.modules import frozen, outputs
-from .running.objectives import l2rel
-from .running.probe import check_gradients
-from .running.tiles import cpu_tile, each, progress
+from .inversion.posterior_sampling import Sampling, sample_posterior
+from .inversion.reconstruction import seeds_for
 
 
 @attacks.register("diffusion")
 @dataclass(frozen=True, kw_only=True)
-class Diffusion(Linear, DenoiserTraining, Sampling, Calibrated):
+class Diffusion(Linear, DenoiserTraining, Sampling, CalibratedAttack):
     """Recover images with a small diffusion model trained on auxiliary images.
 
     The model is trained when the attack runs. From the answer of `linear` an image is drawn step by
@@ -68,7 +68,7 @@ class Diffusion(Linear, DenoiserTraining, Sampling, Calibrated):
         SuiteEntry(Prototypes, "strong", place=35, fewest_first=True),
         SuiteEntry(EntangledRep, "strong", RECOVERED, 35, fewest_first=True),
     )
-    adapts_to = joined(ROWS_REPEATED, {"encoding": (Smoothing,)})
+    adapts_to = join_steps(ROWS_REPEATED, {"encoding": (Smoothing,)})
 
     match_targets: bool = knob(
         False,
@@ -108,7 +108,7 @@ def diffusion_answers(observation: Observation, context: Context, how: Diffusion
     owners = {job.owner for kind in jobs.values() for job in kind}
     check_gradients(
         observation,
-        {key: frozen(observation.extractors[key], context.device) for key in owners},
+        {key: frozen_copy(observation.extractors[key], context.device) for key in owners},
         twice=True,
     )
     with single_threaded(context.device) as cores:
@@ -117,7 +117,7 @@ def diffusion_answers(observation: Observation, context: Context, how: Diffusion
         numbers = torch.cat([kind.index for kind in kinds.values()])
         begun = join([kind.first() for kind in kinds.values()], numbers)
         with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
-            drawn = [_drawn(kind, models[name], begun) for name, kind in kinds.items()]
+            drawn = [_draw_answers(kind, models[name], begun) for name, kind in kinds.items()]
     return reconstruction(join(drawn, numbers), "budget spent")
 
 
@@ -161,7 +161,7 @@ class _Kind:
             aux = aux_images(self.observation, self.context.device)
             return join([_first(self.observation, one, aux) for one in self.works])
 
-        return kept(self.context, f"first-{self.name}", make)
+        return cached(self.context, f"first-{self.name}", make)
 
     def model(self) -> Denoiser:
         """The denoiser, trained on images of this kind."""
@@ -175,7 +175,7 @@ class _Kind:
             return {key: value.cpu() for key, value in net.state_dict().items()}
 
         net = blank(self.observation.image_shape, self.how).to(context.device)
-        net.load_state_dict(kept(context, f"denoiser-{self.name}", make))
+        net.load_state_dict(cached(context, f"denoiser-{self.name}", make))
         return net.eval().requires_grad_(False)
 
 
@@ -195,7 +195,7 @@ def _as_it_is(reps: Tensor, wanted: Tensor) -> Tensor:
     return reps
 
 
-def _drawn(kind: _Kind, net: Denoiser, begun: Piece) -> Piece:
+def _draw_answers(kind: _Kind, net: Denoiser, begun: Piece) -> Piece:
     """Answers to the targets of one kind, in the order of its index."""
     observation, context, order = kind.observation, kind.context, kind.index.tolist()
     how, device, count = kind.how, context.device, kind.how.samples
@@ -203,7 +203,7 @@ def _drawn(kind: _Kind, net: Denoiser, begun: Piece) -> Piece:
     seeds = seeds_for(owners, context.seed, count)
     sent = rows_as_sent(observation) or _as_it_is
     extractors = {
-        key: frozen(observation.extractors[key], device) for key in {owners[i] for i in order}
+        key: frozen_copy(observation.extractors[key], device) for key in {owners[i] for i in order}
     }
 
     def draw(places: list[int], tick: Tick) -> Piece:
@@ -215,7 +215,7 @@ def _drawn(kind: _Kind, net: Denoiser, begun: Piece) -> Piece:
         def told(step: int, errors: Tensor) -> None:
             tick(step, errors.reshape(-1, count).mean(1))
 
-        images, trace = sampled(
+        images, trace = sample_posterior(
             net,
             lambda x: sent(through(x), wanted),
             wanted,

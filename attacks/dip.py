@@ -21,11 +21,11 @@ from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.types import Knowledge
 
 from .base import RECOVERED, SuiteEntry, attacks
-from .calibration.calibrated import Calibrated
+from .calibration.base import CalibratedAttack
+from .common.channels import ROWS_COMPARED
 from .inversion.dip_net import HourGlass, fastest, scales_that_fit
-from .inversion.image_search import ImageSearch
-from .inversion.optimise import ImagePrior, imitate
-from .running.channels import ROWS_COMPARED
+from .inversion.gradient_descent import ImagePrior, imitate
+from .inversion.search_settings import ImageSearch
 
 PRECISIONS = ("auto", "float32", "bfloat16")
 """auto: float32. On an H100 bfloat16 took 1.0 to 1.4 times as long."""
@@ -33,7 +33,7 @@ PRECISIONS = ("auto", "float32", "bfloat16")
 
 @attacks.register("dip")
 @dataclass(frozen=True, kw_only=True)
-class DeepImagePrior(ImageSearch, Calibrated):
+class DeepImagePrior(ImageSearch, CalibratedAttack):
     """Recover an image from a representation with an untrained network as image prior.
 
     Minimises log D(g(x_theta(z)), r) + tv * TV(x_theta(z)) over the weights theta of a small

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedre_privacy.core.artifacts import EntangledRep
 from fedre_privacy.core.channels import (
-    Bound,
+    ClippingStep,
     Masking,
     Noise,
     RandomRounding,
@@ -27,17 +27,7 @@ from fedre_privacy.core.types import Knowledge, Observation
 from fedre_privacy.core.units import plural
 
 from .base import Attack, Context, SuiteEntry, attacks
-from .mixtures.aligned import NOISES as ALIGNED_NOISES
-from .mixtures.aligned import Alignment, align, aligned, images_of
-from .mixtures.carried import along_head, can_align, head_of, unaligned
-from .mixtures.certificates import certified
-from .mixtures.defended import lengthened, solved_of_parts
-from .mixtures.linear import Solved, least_squares, non_negative, ridge, total_least_squares
-from .mixtures.mixing import Kind, Mixing, mixings
-from .mixtures.random_walk import NOISES as WALK_NOISES
-from .mixtures.random_walk import random_walk
-from .mixtures.through import aux_reps, class_means, knows_class_means, lagging
-from .running.channels import (
+from .common.channels import (
     LOUDEST_FIRST,
     encoding_error,
     is_noisy,
@@ -45,6 +35,22 @@ from .running.channels import (
     mask_factor,
     noise_ratios,
 )
+from .mixtures.alignment_checks import along_head, can_align, head_of, weaker_alignment_reasons
+from .mixtures.aux_features import aux_reps, class_means, has_lagging_round, knows_class_means
+from .mixtures.certificates import certify_prototypes
+from .mixtures.linear_solver import (
+    SolvedPrototypes,
+    least_squares,
+    non_negative,
+    ridge,
+    total_least_squares,
+)
+from .mixtures.masked_mixtures import solved_of_parts, undo_clipping
+from .mixtures.mixing import Kind, Mixing, mixings
+from .mixtures.random_walk import NOISES as WALK_NOISES
+from .mixtures.random_walk import random_walk
+from .mixtures.round_alignment import NOISES as ALIGNED_NOISES
+from .mixtures.round_alignment import RoundAlignment, align, images_of, solve_aligned
 
 SOLVERS = ("auto", "aligned", "kalman", "least-squares", "ridge", "non-negative")
 EXACT = ("least-squares",)
@@ -56,7 +62,7 @@ PRIORS = ("common", "class-mean")
 class _ClientAnswer:
     """Prototypes of one client, the round each is of, the mixtures used, what was recognised."""
 
-    solved: Solved
+    solved: SolvedPrototypes
     rounds: Tensor
     used: Mixing
     notes: list[str]
@@ -64,7 +70,7 @@ class _ClientAnswer:
     @property
     def certified(self) -> Tensor:
         """Which of them are right, by a check without truth."""
-        return certified(self.solved, self.used)
+        return certify_prototypes(self.solved, self.used)
 
 
 @attacks.register("disentangle")
@@ -108,7 +114,7 @@ class Disentangle(Attack):
     recovers = "prototypes"
     answers = "prototypes"
     adapts_to: ClassVar[StepsAt] = {
-        "rows": (Bound, Masking, Noise, UnknownNoise, RandomRounding),
+        "rows": (ClippingStep, Masking, Noise, UnknownNoise, RandomRounding),
         "encoding": (Smoothing, Rounding),
     }
     suite = (SuiteEntry(EntangledRep, "strong", place=10),)
@@ -155,14 +161,14 @@ class Disentangle(Attack):
             if means and self.solver not in EXACT:
                 usable |= {Noise, UnknownNoise}
             if means and self.solver in ("auto", "aligned") and can_align(observation, mixing):
-                usable |= {Bound, Masking}
+                usable |= {ClippingStep, Masking}
         own = super().adapts(observation)
         return {place: tuple(k for k in kinds if k in usable) for place, kinds in own.items()}
 
     def weakened(self, observation: Observation) -> tuple[str, ...]:
         if self.solver not in ("auto", "aligned"):
             return ()
-        return unaligned(observation, mixings(observation, rounds=self.rounds))
+        return weaker_alignment_reasons(observation, mixings(observation, rounds=self.rounds))
 
     def run(self, observation: Observation, context: Context) -> RecoveredPrototypes:
         found = mixings(observation, rounds=self.rounds)
@@ -256,7 +262,7 @@ class Disentangle(Attack):
         if kind is Kind.FIXED or len(mixing.rounds) == 1:
             why = "one upload" if len(mixing.rounds) == 1 else str(kind)
             note = f"{who}: {why}, {classes} classes cannot be told apart"
-            return _ClientAnswer(_nothing(mixing), rounds, mixing, [note])
+            return _ClientAnswer(_empty_answer(mixing), rounds, mixing, [note])
         notes = []
         channel = observation.channel
         solver, full = self.solver, mixing
@@ -277,11 +283,11 @@ class Disentangle(Attack):
                 + ("open, nothing is returned" if solver in EXACT else "filled by the prior")
             )
             if solver in EXACT:
-                return _ClientAnswer(_nothing(full), rounds, mixing, notes)
+                return _ClientAnswer(_empty_answer(full), rounds, mixing, notes)
         reps: list[Tensor] = []
         if solver == "aligned":
             reps = self._aux_reps(observation, context, mixing, mixing.rounds.tolist())
-            if lagging(reps):
+            if has_lagging_round(reps):
                 mixing, reps = mixing.take(torch.arange(len(reps) - 1)), reps[:-1]
                 notes.append(f"{who}: its last upload left out, no extractor that young is held")
         by_round = self._class_means(observation, mixing, reps)
@@ -293,12 +299,12 @@ class Disentangle(Attack):
                 solved = solved_of_parts(
                     mixing, seen, by_round, factor, is_noisy(channel), self.align_penalty
                 )
-                placed = _placed(solved, mixing.classes, full.classes)
+                placed = _rows_by_class(solved, mixing.classes, full.classes)
                 said = f"aligned, {plural(len(mixing.rounds), 'round')}, each coordinate where sent"
                 return _ClientAnswer(placed, rounds, mixing, [*notes, f"{who}: {said}"])
             alignment = align(seen, mixing.uploads, self.align_penalty)
             if bound is not None and by_round:
-                alignment = lengthened(
+                alignment = undo_clipping(
                     mixing, seen, by_round, alignment, bound, is_noisy(channel), self.align_penalty
                 )
                 notes.append(
@@ -326,7 +332,7 @@ class Disentangle(Attack):
             noises=LOUDEST_FIRST if noisy else noise_ratios(channel),
             centred=noisy,
         )
-        placed = _placed(solved, mixing.classes, full.classes)
+        placed = _rows_by_class(solved, mixing.classes, full.classes)
         return _ClientAnswer(placed, rounds, mixing, [*notes, f"{who}: {said}"])
 
     def _class_means(
@@ -343,13 +349,13 @@ class Disentangle(Attack):
         solver: str,
         mixing: Mixing,
         *,
-        alignment: Alignment | None = None,
+        alignment: RoundAlignment | None = None,
         means: Tensor | None = None,
         head: Tensor | None = None,
         error: float = 0.0,
         noises: tuple[float, ...] | None = None,
         centred: bool = False,
-    ) -> tuple[Solved, str]:
+    ) -> tuple[SolvedPrototypes, str]:
         """Prototypes of one client from its mixtures, and in words how.
 
         Args:
@@ -377,7 +383,7 @@ class Disentangle(Attack):
             said += ", head as prior"
         if alignment is not None:
             tried = noises or ALIGNED_NOISES
-            solved = aligned(weights, alignment, uploads, tried, centred=centred)
+            solved = solve_aligned(weights, alignment, uploads, tried, centred=centred)
         elif solver == "kalman":
             tried = noises or WALK_NOISES
             solved = random_walk(weights, uploads, mixing.rounds, noises=tried, centred=centred)
@@ -392,7 +398,9 @@ class Disentangle(Attack):
         if self.clamp and bool((mixing.uploads >= 0).all()):
             vectors = vectors.clamp(min=0)
         # weights that were moved to fit the uploads predict them by construction
-        return Solved(vectors, solved.error, math.nan if error else solved.predicted), said
+        return SolvedPrototypes(
+            vectors, solved.error, math.nan if error else solved.predicted
+        ), said
 
     def _aux_reps(
         self, observation: Observation, context: Context, mixing: Mixing, rounds: list[int]
@@ -407,21 +415,21 @@ class Disentangle(Attack):
         )
 
 
-def _latest(mixing: Mixing, at: list[int]) -> Solved:
+def _latest(mixing: Mixing, at: list[int]) -> SolvedPrototypes:
     vectors = mixing.uploads[at]
-    return Solved(vectors, vectors.new_zeros(len(at)))
+    return SolvedPrototypes(vectors, vectors.new_zeros(len(at)))
 
 
-def _nothing(mixing: Mixing) -> Solved:
+def _empty_answer(mixing: Mixing) -> SolvedPrototypes:
     vectors = mixing.uploads.new_full((len(mixing.classes), mixing.uploads.shape[1]), torch.nan)
-    return Solved(vectors, vectors[:, 0])
+    return SolvedPrototypes(vectors, vectors[:, 0])
 
 
-def _placed(solved: Solved, classes: Tensor, wanted: Tensor) -> Solved:
+def _rows_by_class(solved: SolvedPrototypes, classes: Tensor, wanted: Tensor) -> SolvedPrototypes:
     """Rows for all wanted classes; NaN for one that only left-out rounds held."""
     rows, dims = len(wanted), solved.vectors.shape[1]
     vectors = solved.vectors.new_full((rows, dims), torch.nan)
     error = solved.error.new_full((rows,), torch.nan)
     at = torch.searchsorted(wanted, classes)
     vectors[at], error[at] = solved.vectors, solved.error
-    return Solved(vectors, error, solved.predicted)
+    return SolvedPrototypes(vectors, error, solved.predicted)

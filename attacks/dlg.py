@@ -16,17 +16,24 @@ from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, attacks
-from .gradient import labels as label_rules
-from .gradient.explained import updates_explained
-from .gradient.match import UpdateMatch, gradient
-from .gradient.objectives import l2rel
-from .gradient.restarts import choose, draw
-from .gradient.search import lbfgs
-from .gradient.signed import by_trial
-from .gradient.solve import Answer, batch_labels, check, known, one_hot, solve
-from .gradient.victims import BN_MODES, Victim, victims_of
-from .running.channels import UPDATES_COMPARED, update_as_sent
-from .running.driver import Tick
+from .common.channels import UPDATES_COMPARED, update_as_sent
+from .common.tiling import Tick
+from .gradients import label_counts as label_rules
+from .gradients.explained_share import updates_explained
+from .gradients.matching import UpdateMatch, gradient
+from .gradients.objectives import l2rel
+from .gradients.reconstruction import (
+    TileAnswer,
+    batch_labels,
+    check,
+    one_hot,
+    require_labels,
+    solve,
+)
+from .gradients.restarts import choose, draw
+from .gradients.search import lbfgs
+from .gradients.signed_search import by_trial
+from .gradients.victims import BN_MODES, Victim, victims_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,12 +96,12 @@ def deep_leakage(
         tried = batch_labels(observation, victims, "joint")
         victims = by_trial(victims, tried, match_of, observation, context)
 
-    def search(members: Sequence[Victim], given: Sequence[Tensor | None], tick: Tick) -> Answer:
+    def search(members: Sequence[Victim], given: Sequence[Tensor | None], tick: Tick) -> TileAnswer:
         match = match_of(members, dtype)
         fixed: Tensor | None = None
         if given[0] is not None:
-            fixed = one_hot(known(given), classes, 1).to(device, dtype)
-        best: Answer | None = None
+            fixed = one_hot(require_labels(given), classes, 1).to(device, dtype)
+        best: TileAnswer | None = None
         failed = 0
         for number in range(how.restarts):
             start, scores = (

@@ -11,26 +11,26 @@ import torch
 from torch import Tensor, nn
 
 from fedre_privacy.core.artifacts import EntangledRep, Prototypes, Representations
-from fedre_privacy.core.channels import Smoothing, StepsAt, joined, without
+from fedre_privacy.core.channels import Smoothing, StepsAt, join_steps, without
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.rng import stream
+from fedre_privacy.core.threads import single_threaded
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import RECOVERED, Context, SuiteEntry, attacks
-from .calibration.calibrated import Calibrated
-from .inversion.aux_pairs import FOLDS
+from .calibration.base import CalibratedAttack
+from .common.channels import ROWS_REPEATED, row_as_compared, rows_as_sent
+from .common.frozen_modules import outputs
+from .common.objectives import l2rel
+from .common.tiles import cpu_tile
+from .common.tiling import Piece, Tick, in_groups, reconstruction
+from .inversion.gradient_descent import spread_of
+from .inversion.kalman_update import FINEST, DctBands, kalman_update, leave_one_out
 from .inversion.linear_map import Linear
+from .inversion.map_fitting import MapWork, aux_images, prepare_work
 from .inversion.map_jobs import jobs_of
-from .inversion.map_work import MapWork, aux_images, prepare_work
-from .inversion.moving import FINEST, Waves, moved, without_own
-from .inversion.optimise import spread_of
-from .running.channels import ROWS_REPEATED, row_as_compared, rows_as_sent
-from .running.driver import Piece, Tick, in_groups, reconstruction
-from .running.modules import outputs
-from .running.objectives import l2rel
-from .running.tiles import cpu_tile
+from .inversion.training_pairs import FOLDS
 
 FAR = 1.0
 """Squared distance to which the mean of candidates may move, in what linear answers err on
@@ -73,7 +73,7 @@ def ensemble_answers(
     """
     jobs = jobs_of(observation, how)
     aux = aux_images(observation, context.device)
-    waves = Waves(observation.image_shape, how.finest, context.device)
+    waves = DctBands(observation.image_shape, how.finest, context.device)
     sent = rows_as_sent(observation)
     some = cpu_tile(sum(len(job.index) for job in jobs))
     if context.device.type != "cpu":
@@ -153,12 +153,12 @@ class _Group:
             [fits[torch.tensor(rows, device=fits.device)] for fits in work.fits],
         )
 
-    def move(self, waves: Waves) -> None:
+    def move(self, waves: DctBands) -> None:
         """Move all candidates once."""
         for target, wanted in enumerate(self.wanted):
             represent = partial(self.noised, wanted, self.draws[target])
             before = self.members[target]
-            self.members[target] = moved(before, represent, wanted, waves, without_own)
+            self.members[target] = kalman_update(before, represent, wanted, waves, leave_one_out)
         self.trace.append(l2rel(self.uploaded(self.answer(), self.wanted), self.wanted))
 
     def noised(self, wanted: Tensor, draws: torch.Generator, images: Tensor) -> Tensor:
@@ -197,7 +197,7 @@ def _as_it_is(reps: Tensor, wanted: Tensor) -> Tensor:
 
 @attacks.register("ensemble-kalman")
 @dataclass(frozen=True, kw_only=True)
-class EnsembleKalman(Linear, Moves, Calibrated):
+class EnsembleKalman(Linear, Moves, CalibratedAttack):
     """Recover images by ensemble Kalman inversion: many candidates that are moved together.
 
     Candidates of a target begin as the answer of `linear` plus errors that such answers have on
@@ -229,7 +229,7 @@ class EnsembleKalman(Linear, Moves, Calibrated):
         SuiteEntry(Prototypes, "strong", place=37, fewest_first=True),
         SuiteEntry(EntangledRep, "strong", RECOVERED, 37, fewest_first=True),
     )
-    adapts_to = joined(ROWS_REPEATED, {"encoding": (Smoothing,)})
+    adapts_to = join_steps(ROWS_REPEATED, {"encoding": (Smoothing,)})
 
     match_targets: bool = knob(
         False,

@@ -17,12 +17,12 @@ from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, attacks
-from .gradient.explained import updates_explained
-from .gradient.match import UpdateMatch, gradient
-from .gradient.objectives import DISTANCES, SCALE_FREE
-from .gradient.signed import SignedSearch, signed_search, without_bounds
-from .gradient.victims import Victim, by_statistics, head_names, victims_of
-from .running.channels import UPDATES_COMPARED, update_as_sent
+from .common.channels import UPDATES_COMPARED, update_as_sent
+from .gradients.explained_share import updates_explained
+from .gradients.matching import UpdateMatch, gradient
+from .gradients.objectives import DISTANCES, SCALE_FREE
+from .gradients.signed_search import SignedSearch, signed_search, without_bounds
+from .gradients.victims import Victim, by_statistics, head_names, victims_of
 
 
 @attacks.register("fishing")
@@ -61,13 +61,13 @@ class Fishing(SignedSearch, Attack):
 
     def explained(self, observation: Observation, images: Tensor, labels: Tensor) -> Tensor | None:
         classes, shape = observation.num_classes, observation.image_shape
-        fished = [_fished(one, classes, shape)[0] for one in victims_of(observation)]
+        fished = [_fished_victim(one, classes, shape)[0] for one in victims_of(observation)]
         return updates_explained(observation, images, labels, bn=self.bn, victims=fished)
 
     def run(self, observation: Observation, context: Context) -> Reconstruction:
         size, classes = observation.images_per_target, observation.num_classes
         fished = [
-            _fished(victim, classes, observation.image_shape)
+            _fished_victim(victim, classes, observation.image_shape)
             for victim in by_statistics(victims_of(observation), self.bn)
         ]
 
@@ -106,7 +106,9 @@ class _MildHead(nn.Module):
         return nn.functional.linear(reps / 100, self.weight)
 
 
-def _fished(victim: Victim, classes: int, image_shape: tuple[int, int, int]) -> tuple[Victim, int]:
+def _fished_victim(
+    victim: Victim, classes: int, image_shape: tuple[int, int, int]
+) -> tuple[Victim, int]:
     """A victim with a mild head and the extractor's part of its upload, and the image's class."""
     weight, bias = head_names(victim.model, classes, image_shape)
     rows = dict(victim.model.named_parameters())[weight].detach()

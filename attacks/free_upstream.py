@@ -17,12 +17,12 @@ from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, SuiteEntry, attacks
-from .gradient.match import Named, UpdateMatch, called, slopes
-from .gradient.objectives import cosine
-from .gradient.signed import SignedSearch, signed_search, without_bounds
-from .gradient.solve import check
-from .gradient.victims import Victim
-from .running.channels import UPDATES_COMPARED, update_as_sent
+from .common.channels import UPDATES_COMPARED, update_as_sent
+from .gradients.matching import Named, UpdateMatch, functional_call_rows, slopes
+from .gradients.objectives import cosine
+from .gradients.reconstruction import check
+from .gradients.signed_search import SignedSearch, signed_search, without_bounds
+from .gradients.victims import Victim
 
 EXTRACTOR = "extractor."
 """How names of the extractor's parameters begin in a whole model."""
@@ -125,7 +125,7 @@ def pulled_back(
     )
 
     def product(at: Named) -> Tensor:
-        return (upstream * called(extractor, at, held, images)).sum()
+        return (upstream * functional_call_rows(extractor, at, held, images)).sum()
 
     return {f"{EXTRACTOR}{name}": value for name, value in slopes(product, own).items()}
 

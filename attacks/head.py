@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.core.artifacts import MODELS, Artifact, GradientState, HeadState, MatrixBlocks
-from fedre_privacy.core.channels import Bound, StepsAt
+from fedre_privacy.core.channels import ClippingStep, StepsAt
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import RecoveredPrototypes
@@ -19,21 +19,21 @@ from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, SuiteEntry, attacks
-from .gradient.head_cases import LEAST_SHARE, MOST_REPLAYED, HeadCase, earlier_cases, head_cases
-from .gradient.heads import (
+from .common.channels import least_bound
+from .common.frozen_modules import outputs
+from .gradients.class_means import (
     absent_input,
-    combined,
-    conditioned,
-    pulled,
+    classes_pulled,
+    combine_pulls,
     pulls,
     ratio,
+    shrink_to_public,
     simulate_and_match,
 )
-from .gradient.matrices import implied_bias
-from .inversion.rehearsals import class_shares, rehearsable, rehearsed_models
-from .mixtures.through import aux_reps, class_means
-from .running.channels import least_bound
-from .running.modules import outputs
+from .gradients.head_uploads import LEAST_SHARE, MOST_REPLAYED, HeadCase, earlier_cases, head_cases
+from .gradients.matrix_heads import implied_bias
+from .inversion.shadow_models import class_shares, rehearsable, rehearsed_models
+from .mixtures.aux_features import aux_reps, class_means
 
 METHODS = ("combined", "simulate", "ratio")
 CENTRES = ("auto", "found", "public", "rehearsed")
@@ -91,7 +91,7 @@ class HeadUpdate(Attack):
     }
     recovers = "prototypes"
     answers = "prototypes"
-    adapts_to: ClassVar[StepsAt] = {"updates": (Bound,)}
+    adapts_to: ClassVar[StepsAt] = {"updates": (ClippingStep,)}
     suite = (
         *(SuiteEntry(kind, "fedre-paper", place=10) for kind in (HeadState, *MODELS)),
         SuiteEntry(MatrixBlocks, "strong", place=10),
@@ -164,7 +164,7 @@ class HeadUpdate(Attack):
             by_rows = self.method == "combined" and case.trained
             if by_rows:
                 earlier = earlier_cases(observation, case, self.rounds - 1)
-                means, classes = self._combined(case, public, earlier, notes)
+                means, classes = self._combine_pulls(case, public, earlier, notes)
             elif self.method == "ratio":
                 means, classes = ratio(case.change_weight, case.change_bias)
             else:
@@ -196,7 +196,7 @@ class HeadUpdate(Attack):
                 f"'attack.centre={source}' needs labels of the auxiliary images."
             )
         if source == "rehearsed":
-            return self._rehearsed(case, observation, context)
+            return self._shadow_class_means(case, observation, context)
         (reps,) = aux_reps(
             observation, context.device, case.client, [case.round], length=case.weight.shape[1],
             limit=len(observation.aux_labels),
@@ -214,7 +214,9 @@ class HeadUpdate(Attack):
         startable = observation.rehearse is not None and (case.client, 0) in observation.initial
         return "rehearsed" if startable else "found"
 
-    def _rehearsed(self, case: HeadCase, observation: Observation, context: Context) -> _Public:
+    def _shadow_class_means(
+        self, case: HeadCase, observation: Observation, context: Context
+    ) -> _Public:
         """Public images of each class through copies of the client that were trained on them."""
         assert observation.aux is not None
         rehearsable(observation, random=False)
@@ -237,11 +239,11 @@ class HeadUpdate(Attack):
         if public is not None:
             common = public.means.to(rows).mean(0)
         else:
-            present = pulled(rows, case.error)
+            present = classes_pulled(rows, case.error)
             common = absent_input(rows, case.change_bias, present, case.lr * case.steps)
         return replace(case, change_bias=implied_bias(rows, common))
 
-    def _combined(
+    def _combine_pulls(
         self,
         case: HeadCase,
         public: _Public | None,
@@ -259,7 +261,7 @@ class HeadUpdate(Attack):
             held = self._present(one, public)
             parts = one.change_weight.double(), one.change_bias.double()
             before.append((pulls(*parts, held, one.lr * one.steps), held))
-        means, classes = combined(
+        means, classes = combine_pulls(
             weight,
             bias,
             present,
@@ -269,7 +271,7 @@ class HeadUpdate(Attack):
             earlier=before,
         )
         if public is not None and self.conditional:
-            means = conditioned(means, public.means[classes], public.known_as[classes])
+            means = shrink_to_public(means, public.means[classes], public.known_as[classes])
         return means.to(case.weight.dtype), classes
 
     def _present(self, case: HeadCase, public: _Public | None) -> Tensor:
@@ -279,7 +281,7 @@ class HeadUpdate(Attack):
         if not case.bias_sent and public is not None:
             return public.known_as > RECOGNISED
         if self.nonnegative:
-            return pulled(case.change_weight.double(), case.error)
+            return classes_pulled(case.change_weight.double(), case.error)
         return self._share(case) > 0
 
     def _share(self, case: HeadCase) -> Tensor:
@@ -296,7 +298,7 @@ class HeadUpdate(Attack):
             generator=stream(context.seed, "head", client=case.client, round=case.round),
         )
         device, count = context.device, len(stretches)
-        tried = [case.stretched(factor) for factor in stretches]
+        tried = [case.with_longer_change(factor) for factor in stretches]
         share = torch.stack([self._share(one) for one in tried])
         means, _, match = simulate_and_match(
             torch.stack([one.change_weight for one in tried]).to(device),

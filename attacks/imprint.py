@@ -13,12 +13,12 @@ from fedre_privacy.core.config import knob, part
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Knowledge, Observation
-from fedre_privacy.models.hidden import Hidden, first_hidden
+from fedre_privacy.models.hidden import HiddenLayer, first_hidden
 
 from .base import Attack, Context, attacks
-from .gradient.explained import layer_explained
-from .gradient.inner import Seen, pictures
-from .gradient.victims import Victim, victims_of
+from .gradients.explained_share import layer_explained
+from .gradients.hidden_inputs import UploadReading, pictures
+from .gradients.victims import Victim, victims_of
 
 
 @attacks.register("imprint")
@@ -63,9 +63,9 @@ class Imprint(Attack):
         size = observation.images_per_target
         seen, sure = [], []
         for victim in victims_of(observation):
-            hidden = _imprinted(victim)
-            found = self._read(victim, hidden)
-            seen.append(Seen(victim, hidden.before, found.inputs[:size]))
+            hidden = _imprinted_layer(victim)
+            found = self._read_bins(victim, hidden)
+            seen.append(UploadReading(victim, hidden.before, found.inputs[:size]))
             certain = found.certified[:size]
             sure.append(torch.cat([certain, certain.new_zeros(size - len(certain))]))
         certified = torch.stack(sure)
@@ -79,19 +79,19 @@ class Imprint(Attack):
 
     def explained(self, observation: Observation, images: Tensor, labels: Tensor) -> Tensor | None:
         """See `layer_explained`; no label is known."""
-        return layer_explained(observation, images, lambda one: _imprinted(one).name)
+        return layer_explained(observation, images, lambda one: _imprinted_layer(one).name)
 
-    def _read(self, victim: Victim, hidden: Hidden) -> Read:
+    def _read_bins(self, victim: Victim, hidden: HiddenLayer) -> BinReading:
         weight, bias = victim.sent(f"{hidden.name}.weight", f"{hidden.name}.bias")
         if not victim.finite():
-            return Read(weight[:0], torch.zeros(0, dtype=torch.bool))
+            return BinReading(weight[:0], torch.zeros(0, dtype=torch.bool))
         return read_bins(hidden.layer, weight, bias, self.agree)
 
 
-def _imprinted(victim: Victim) -> Hidden:
+def _imprinted_layer(victim: Victim) -> HiddenLayer:
     """The layer that is read."""
     found = first_hidden(victim.model)
-    if isinstance(found, Hidden) and directions_of(found.layer):
+    if isinstance(found, HiddenLayer) and directions_of(found.layer):
         return found
     why = found if isinstance(found, str) else f"has rows of its own for each unit ({found.name})"
     raise IncompatibleError(
@@ -111,7 +111,7 @@ SLACK = 8
 
 
 @dataclass(frozen=True, eq=False)
-class Read:
+class BinReading:
     """What bins hold.
 
     Shape: inputs (k, n), surest first; certified (k,) bool: two directions agree on it.
@@ -133,7 +133,7 @@ def directions_of(layer: nn.Linear) -> list[Tensor]:
     return found
 
 
-def read_bins(layer: nn.Linear, weight: Tensor, bias: Tensor, agree: float) -> Read:
+def read_bins(layer: nn.Linear, weight: Tensor, bias: Tensor, agree: float) -> BinReading:
     """Read every bin of every direction.
 
     Args:
@@ -146,7 +146,7 @@ def read_bins(layer: nn.Linear, weight: Tensor, bias: Tensor, agree: float) -> R
     drive = torch.cat([strength for _, strength in parts])
     owner = torch.cat([torch.full((len(s),), i) for i, (_, s) in enumerate(parts)])
     if not len(inputs):
-        return Read(inputs.to(weight.dtype), torch.zeros(0, dtype=torch.bool))
+        return BinReading(inputs.to(weight.dtype), torch.zeros(0, dtype=torch.bool))
     apart = torch.cdist(inputs, inputs) / inputs.norm(dim=1).clamp(min=1e-30)
     apart[owner[:, None] == owner[None]] = torch.inf
     gap, partner = apart.min(1)
@@ -156,7 +156,7 @@ def read_bins(layer: nn.Linear, weight: Tensor, bias: Tensor, agree: float) -> R
     usual = drive[sure].median() if bool(sure.any()) else drive.median()
     odd = (drive / usual).log().abs()  # two samples in a bin drive it twice as hard, or hardly
     order = torch.where(sure, gap - 1e6, odd)[kept].argsort()
-    return Read(inputs[kept][order].to(weight.dtype), sure[kept][order])
+    return BinReading(inputs[kept][order].to(weight.dtype), sure[kept][order])
 
 
 def _along(layer: nn.Linear, weight: Tensor, bias: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

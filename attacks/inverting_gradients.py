@@ -15,13 +15,13 @@ from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, SuiteEntry, attacks
-from .gradient.explained import updates_explained
-from .gradient.match import UpdateMatch, gradient
-from .gradient.objectives import DISTANCES, SCALE_FREE
-from .gradient.signed import KnownLoss, SignedSearch, signed_search, without_bounds
-from .gradient.solve import batch_labels, check
-from .gradient.victims import Victim
-from .running.channels import UPDATES_COMPARED, update_as_sent
+from .common.channels import UPDATES_COMPARED, update_as_sent
+from .gradients.explained_share import updates_explained
+from .gradients.matching import UpdateMatch, gradient
+from .gradients.objectives import DISTANCES, SCALE_FREE
+from .gradients.reconstruction import batch_labels, check
+from .gradients.signed_search import KnownLoss, SignedSearch, signed_search, without_bounds
+from .gradients.victims import Victim
 
 
 @attacks.register("inverting-gradients")

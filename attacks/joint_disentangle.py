@@ -9,21 +9,21 @@ import torch
 from torch import Tensor, nn
 
 from fedre_privacy.core.artifacts import EntangledRep, Prototypes, Representations
-from fedre_privacy.core.channels import Channel, Smoothing, StepsAt, joined, without
+from fedre_privacy.core.channels import Channel, Smoothing, StepsAt, join_steps, without
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Knowledge, Observation, Upload
 
 from .base import Attack, Context, attacks
+from .common.channels import ROWS_COMPARED, least_bound, mask_factor, row_as_compared
+from .common.client_messages import messages_of
+from .common.tiling import join, reconstruction, stage
 from .dip import DeepImagePrior
-from .mixtures.aligned import align, aligned, images_of
-from .mixtures.carried import not_kept
+from .mixtures.alignment_checks import not_kept
+from .mixtures.aux_features import aux_reps, has_lagging_round
 from .mixtures.mixing import Kind, Mixing, mixings
-from .mixtures.through import aux_reps, lagging
-from .running.channels import ROWS_COMPARED, least_bound, mask_factor, row_as_compared
-from .running.driver import join, reconstruction, stage
-from .running.messages import messages_of
+from .mixtures.round_alignment import align, images_of, solve_aligned
 
 
 @attacks.register("joint-disentangle")
@@ -66,7 +66,7 @@ class JointDisentangle(Attack):
     )
     recovers = "inputs"
     differentiates = True
-    adapts_to = joined(ROWS_COMPARED, {"encoding": (Smoothing,)})
+    adapts_to = join_steps(ROWS_COMPARED, {"encoding": (Smoothing,)})
 
     views: int = knob(
         4, help="rounds of the later half that an image is matched in", unit="rounds", ge=1
@@ -122,7 +122,7 @@ class JointDisentangle(Attack):
         self, observation: Observation, context: Context
     ) -> dict[int, tuple[list[int], Observation]]:
         """What is fitted together: number of views to target rows and what is observed of them."""
-        seen = self._seen(_real(observation), context)
+        seen = self._observed_prototypes(_real(observation), context)
         rows: dict[int, list[int]] = {}
         targets: dict[int, list[Upload]] = {}
         nets: dict[int, dict[tuple[int, int], nn.Module]] = {}
@@ -161,7 +161,9 @@ class JointDisentangle(Attack):
             for views in rows
         }
 
-    def _seen(self, observation: Observation, context: Context) -> dict[int, PrototypeViews]:
+    def _observed_prototypes(
+        self, observation: Observation, context: Context
+    ) -> dict[int, PrototypeViews]:
         """Prototypes of several rounds, by client: what defences leave of them."""
         if mask_factor(observation.channel) is not None:
             return {}
@@ -287,7 +289,7 @@ def prototype_views(
     """
     found = {}
     for mixing in mixings(observation):
-        held = _held(observation, mixing.client, mixing.rounds.tolist())
+        held = _known_extractors(observation, mixing.client, mixing.rounds.tolist())
         mixing = mixing.take(held)
         if len(mixing.rounds) < 2:
             continue
@@ -297,10 +299,10 @@ def prototype_views(
                 mixing.rounds[places].tolist(), mixing.classes, mixing.uploads[places][:, None]
             )
         elif mixing.kind is Kind.MIXED:
-            found[mixing.client] = _solved(
+            found[mixing.client] = _solve_round(
                 observation, context, mixing, rounds, aux_limit, align_penalty
             )
-    for client, made in _uploaded(observation, rounds).items():
+    for client, made in _uploaded_prototypes(observation, rounds).items():
         found.setdefault(client, made)
     return found
 
@@ -322,12 +324,12 @@ def spread(count: int, wanted: int) -> list[int]:
     return [first + round(i * (count - 1 - first) / (wanted - 1)) for i in range(wanted)]
 
 
-def _held(observation: Observation, client: int, rounds: list[int]) -> Tensor:
+def _known_extractors(observation: Observation, client: int, rounds: list[int]) -> Tensor:
     have = [i for i, r in enumerate(rounds) if (client, r) in observation.extractors]
     return torch.tensor(have, dtype=torch.int64)
 
 
-def _solved(
+def _solve_round(
     observation: Observation,
     context: Context,
     mixing: Mixing,
@@ -343,7 +345,7 @@ def _solved(
         length=mixing.uploads.shape[1],
         limit=aux_limit,
     )
-    if lagging(reps):
+    if has_lagging_round(reps):
         mixing, reps = mixing.take(torch.arange(len(reps) - 1)), reps[:-1]
     images = [images_of(r) for r in reps]
     places = spread(len(images), rounds)
@@ -351,12 +353,12 @@ def _solved(
     vectors = []
     for at in places:
         carried = align(images, mixing.uploads, penalty, at=at)
-        answer = aligned(mixing.weights, carried, carried.uploads).vectors
+        answer = solve_aligned(mixing.weights, carried, carried.uploads).vectors
         vectors.append(answer.clamp(min=0) if not_negative else answer)
     return PrototypeViews(mixing.rounds[places].tolist(), mixing.classes, torch.stack(vectors))
 
 
-def _uploaded(observation: Observation, rounds: int) -> dict[int, PrototypeViews]:
+def _uploaded_prototypes(observation: Observation, rounds: int) -> dict[int, PrototypeViews]:
     """Prototypes that clients uploaded themselves."""
     real = {(u.client, u.round) for u in observation.uploads}
     found = {}

@@ -32,7 +32,9 @@ from fedre_privacy.core.outcomes import LabelEstimate
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, SuiteEntry, attacks
-from .gradient.head_changes import (
+from .common.client_messages import Sent, messages_of, received_by
+from .common.frozen_modules import outputs
+from .gradients.head_labels import (
     even_response,
     head_of,
     is_telling,
@@ -41,9 +43,7 @@ from .gradient.head_changes import (
     step_scale,
     steps_of,
 )
-from .mixtures.encodings import SCHEMES, SPREAD, Reading, blank, read_encodings
-from .running.messages import Sent, messages_of, received_by
-from .running.modules import outputs
+from .mixtures.label_encodings import SCHEMES, SPREAD, Reading, blank, read_encodings
 
 AUX = 1000
 """Auxiliary images through which the responses of a model are measured, at most."""
@@ -125,7 +125,7 @@ class LabelInference(Attack):
                 if like in (kind, *kind.like)
             ]
             clients.append(client)
-            rows.append(_joined([reading for _, reading in read], observation.num_classes))
+            rows.append(_first_reading([reading for _, reading in read], observation.num_classes))
             notes += [f"client {client}: {kind.__name__}: {r.note}." for kind, r in read if r.note]
         return LabelEstimate(
             clients=torch.tensor(clients, dtype=torch.int64),
@@ -153,7 +153,7 @@ class _Evidence:
 Reader = Callable[[Sequence[Sent], _Evidence], Reading]
 
 
-def _joined(readings: Sequence[Reading], num_classes: int) -> Reading:
+def _first_reading(readings: Sequence[Reading], num_classes: int) -> Reading:
     """Take each answer from the first reading that has it; readings come most exact first."""
     out = blank(num_classes)
     for reading in readings:

@@ -12,24 +12,24 @@ from fedre_privacy.core.artifacts import (
     Prototypes,
     Representations,
 )
-from fedre_privacy.core.channels import Smoothing, StepsAt, joined, without
+from fedre_privacy.core.channels import Smoothing, StepsAt, join_steps, without
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.threads import single_threaded
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import RECOVERED, Context, SuiteEntry, attacks
-from .calibration.calibrated import HELP, Calibrated
+from .calibration.base import HELP, CalibratedAttack
+from .common.channels import ROWS_REPEATED
+from .common.tiling import Piece, Tick, in_groups, reconstruction
 from .inversion.linear_map import Linear
+from .inversion.map_fitting import aux_images, piece_of, prepare_work
 from .inversion.map_jobs import jobs_of
-from .inversion.map_work import aux_images, piece_of, prepare_work
-from .running.channels import ROWS_REPEATED
-from .running.driver import Piece, Tick, in_groups, reconstruction
 
 
 @attacks.register("linear")
 @dataclass(frozen=True, kw_only=True)
-class LinearDecoder(Linear, Calibrated):
+class LinearDecoder(Linear, CalibratedAttack):
     """Recover images by ridge regression from representations to pixels.
 
     One map for each extractor, x = W (r - mean) + mean image, fitted in closed form to auxiliary
@@ -49,7 +49,7 @@ class LinearDecoder(Linear, Calibrated):
     consumes = (Representations, Prototypes, EntangledRep)
     needs = frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR, Knowledge.AUX_DATA})
     recovers = "inputs"
-    adapts_to = joined(ROWS_REPEATED, {"encoding": (Smoothing,)})
+    adapts_to = join_steps(ROWS_REPEATED, {"encoding": (Smoothing,)})
     suite = (
         SuiteEntry(Representations, "strong", place=30),
         SuiteEntry(Prototypes, "strong", place=30, fewest_first=True),

@@ -8,25 +8,25 @@ import torch
 from torch import Tensor, nn
 
 from fedre_privacy.core.artifacts import ClassLogits
-from fedre_privacy.core.channels import Bound, Masking, Noise, RandomRounding
+from fedre_privacy.core.channels import ClippingStep, Masking, Noise, RandomRounding
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.rng import stream
+from fedre_privacy.core.threads import single_threaded
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, SuiteEntry, attacks
-from .inversion.aux_pairs import FOLDS, simulated
-from .inversion.linear_map import Linear, Sums, choose_penalty, fit, total
+from .common.channels import rows_sent_anew
+from .common.class_outputs import ClassOutputs
+from .common.explained_share import rows_explained
+from .common.frozen_modules import frozen_copy, outputs
+from .common.objectives import l2rel
+from .common.tiling import Piece, Tick, in_groups, reconstruction
+from .inversion.linear_map import Linear, Sums, choose_penalty, fit_ridge, total
 from .inversion.map_jobs import LEAST_AUX, MapJob
-from .inversion.simulate import folds_of, views
-from .running.channels import rows_sent_anew
-from .running.class_outputs import ClassOutputs
-from .running.driver import Piece, Tick, in_groups, reconstruction
-from .running.explained import rows_explained
-from .running.modules import frozen, outputs
-from .running.objectives import l2rel
+from .inversion.simulated_uploads import folds_of, views
+from .inversion.training_pairs import FOLDS, simulate_averages
 
 AVERAGED_VIEWS = 2
 """Views that enter simulated means: plain and mirrored."""
@@ -64,7 +64,7 @@ class LogitsDecoder(Linear, Attack):
         }
     )
     recovers = "inputs"
-    adapts_to = {"rows": (Bound, Masking, Noise, RandomRounding)}  # noqa: RUF012
+    adapts_to = {"rows": (ClippingStep, Masking, Noise, RandomRounding)}  # noqa: RUF012
     suite = (SuiteEntry(ClassLogits, "strong", place=30, fewest_first=True),)
 
     rounds: int | None = knob(
@@ -86,7 +86,7 @@ class LogitsDecoder(Linear, Attack):
                 nn.Softmax(1) if shares else nn.Identity(),
             )
             for owner in set(owners)
-            if _known(observation, *owner)
+            if _known_labels(observation, *owner)
         }
         return rows_explained(observation, images, models)
 
@@ -151,7 +151,7 @@ def _jobs(observation: Observation, limit: int | None) -> list[_Job]:
             for table in upload.artifacts
             if isinstance(table, ClassLogits)
         }
-        known = [r for r in sorted(tables) if _known(observation, target.client, r)]
+        known = [r for r in sorted(tables) if _known_labels(observation, target.client, r)]
         if owner[1] not in known or (len(known) == 1 < len(tables) and limit != 1):
             raise IncompatibleError(
                 f"Attack 'logits' reads outputs of several rounds through the client's model of "
@@ -183,7 +183,7 @@ def _jobs(observation: Observation, limit: int | None) -> list[_Job]:
     return found
 
 
-def _known(observation: Observation, client: int, round: int) -> bool:
+def _known_labels(observation: Observation, client: int, round: int) -> bool:
     return (client, round) in observation.extractors and (client, round) in observation.heads
 
 
@@ -205,8 +205,8 @@ def _answer(
     device = context.device
     models = [
         nn.Sequential(
-            frozen(observation.extractors[client, r], device),
-            frozen(observation.heads[client, r], device),
+            frozen_copy(observation.extractors[client, r], device),
+            frozen_copy(observation.heads[client, r], device),
         )
         for r in job.rounds
     ]
@@ -241,14 +241,14 @@ def _answer(
     held = folds[0]
     if linear.match_targets:
         empty = MapJob("prototypes", job.owner, job.index, sent, None, None, first=0)
-        pairs = simulated(observation, empty, aux, clean[:AVERAGED_VIEWS], draws)
+        pairs = simulate_averages(observation, empty, aux, clean[:AVERAGED_VIEWS], draws)
         means = _sums(pairs.fold, anew(pairs.reps), pairs.images)
         held = means[0]
         folds = [one + mean for one, mean in zip(folds, means, strict=True)]
     penalty = linear.penalty
     if penalty is None:
         penalty = choose_penalty(total(folds[1:]), held)
-    whole = fit(total(folds), penalty)
+    whole = fit_ridge(total(folds), penalty)
     wanted = how.features(job.sent.flatten(1).to(device))
     answer = whole(wanted).reshape(-1, *aux.shape[1:]).clamp(0, 1)
     prior = aux.mean(0, keepdim=True).expand_as(answer)

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from fedre_privacy.core.artifacts import MODELS, Artifact, GradientState, HeadState, MatrixBlocks
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import MembershipScores
+from fedre_privacy.core.threads import single_threaded
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, SuiteEntry, attacks
-from .gradient.sent_models import exchanges, losses, settle
-from .running.messages import asked_of
+from .common.client_messages import asked_of
+from .gradients.model_pairs import exchanges, losses, settle
 
 LOSS, DIFFERENCE, REFERENCE = "loss", "difference", "reference"
 AUTO = REFERENCE

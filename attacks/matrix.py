@@ -18,9 +18,9 @@ from fedre_privacy.core.outcomes import LabelEstimate
 from fedre_privacy.core.types import Knowledge, Observation, Upload
 
 from .base import Attack, Context, SuiteEntry, attacks
-from .gradient.matrices import blocks_before, linear_parts, turned
-from .mixtures.through import class_means
-from .running.modules import frozen, outputs
+from .common.frozen_modules import frozen_copy, outputs
+from .gradients.matrix_heads import blocks_before, linear_parts, turned_weight
+from .mixtures.aux_features import class_means
 
 HELD = 0.01
 """Share in the change from which on a class is held; chosen on CIFAR-10, seeds 0 to 2."""
@@ -186,7 +186,7 @@ def _shares(observation: Observation, device: torch.device, upload: Upload, mode
             next_step="Use --threat strong.",
         )
     extractor, head = model
-    reps = outputs(frozen(extractor, device), aux.float(), device=device).double()
+    reps = outputs(frozen_copy(extractor, device), aux.float(), device=device).double()
     if reps.shape[1] != sent.shape[0] * sent.shape[1]:
         raise IncompatibleError(
             f"The extractor of client {upload.client} returns {reps.shape[1]} values; its blocks "
@@ -195,7 +195,9 @@ def _shares(observation: Observation, device: torch.device, upload: Upload, mode
     weight, bias = (part.double() for part in linear_parts(head))
     labels, classes = labels.to(torch.int64), torch.arange(observation.num_classes)
     held = torch.bincount(labels, minlength=len(classes)) > 0
-    made = [torch.softmax(reps @ turned(weight, part).T + bias, 1) for part in (before, sent)]
+    made = [
+        torch.softmax(reps @ turned_weight(weight, part).T + bias, 1) for part in (before, sent)
+    ]
     errors = (made[0] + made[1]) / 2 - F.one_hot(labels, len(classes))
     pushes = class_means(errors, labels, classes) @ weight
     return class_shares(before - sent, class_means(reps, labels, classes), pushes, held)

@@ -18,7 +18,7 @@ from fedre_privacy.core.artifacts import (
     Prototypes,
     Representations,
 )
-from fedre_privacy.core.channels import Bound, Smoothing, StepsAt
+from fedre_privacy.core.channels import ClippingStep, Smoothing, StepsAt
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import MembershipScores
@@ -26,17 +26,17 @@ from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, SuiteEntry, attacks
-from .mixtures.gaussians import (
+from .common.channels import bounded_each
+from .common.client_messages import Sent, are_shares, asked_of, image_keys, messages_of
+from .common.frozen_modules import frozen_copy, outputs
+from .mixtures.class_statistics import (
     SIZES,
     ClassStatistics,
     class_statistics,
     log_likelihoods,
-    tracing,
+    tracing_score,
 )
-from .mixtures.over_rounds import alikeness, joint_odds
-from .running.channels import bounded_each
-from .running.messages import Sent, are_shares, asked_of, image_keys, messages_of
-from .running.modules import frozen, outputs
+from .mixtures.joint_test import alikeness, joint_odds
 
 SCORES = ("auto", "tracing", "likelihood-ratio")
 REFERENCES = ("auto", "aux", "others", "joint")
@@ -48,7 +48,7 @@ class MembershipInference(Attack):
     """Score candidates by how far an upload leans towards their representation.
 
     A mean of n representations lies 1/n of the way to each of them. With mu and S the mean and
-    the within-class covariance of representations, `tracing` scores a candidate by
+    the within-class covariance of representations, `tracing_score` scores a candidate by
     (g(x) - mu)^T S^-1 (R - mu), and `likelihood-ratio` by the log-odds of
     R ~ N(mu + a (g(x) - mu), (s - a^2) S) against R ~ N(mu, s S), where a is the candidate's
     weight in R and s the sum of squared weights; numbers of samples that are not known are
@@ -77,7 +77,7 @@ class MembershipInference(Attack):
     recovers = "membership"
     answers = "membership"
     usual_for = {"membership": 1, "source": 1}
-    adapts_to: ClassVar[StepsAt] = {"each": (Bound,), "encoding": (Smoothing,)}
+    adapts_to: ClassVar[StepsAt] = {"each": (ClippingStep,), "encoding": (Smoothing,)}
     suite = tuple(SuiteEntry(kind, "strong", place=50) for kind in consumes)
 
     score: str = knob("auto", help="auto: likelihood-ratio", choices=SCORES)
@@ -103,7 +103,7 @@ class MembershipInference(Attack):
         candidates = asked_of(observation)
         scores = torch.full((len(candidates),), torch.nan, dtype=torch.float64)
         notes = []
-        sizes = _counted(observation)
+        sizes = _class_counts(observation)
         for client, kinds in messages_of(observation).items():
             mine = (candidates.clients == client).nonzero().squeeze(1)
             if not len(mine):
@@ -129,7 +129,9 @@ class MembershipInference(Attack):
         candidates = asked_of(observation)
         targeted = {type(a) for u in observation.targets if u.client == client for a in u.artifacts}
         sent = [message for kind in self.consumes if kind in targeted for message in kinds[kind]]
-        held = sorted({r for r, artifact in sent if _held(observation, client, r, artifact)})
+        held = sorted(
+            {r for r, artifact in sent if _model_is_known(observation, client, r, artifact)}
+        )
         held = held[-self.rounds :]
         if not held:
             raise IncompatibleError(
@@ -147,7 +149,7 @@ class MembershipInference(Attack):
         tables = [(r, a) for r, a in sent if r in held and isinstance(a, ClassLogits)]
         if tables:
             rows, models = _beside(observation, client, tables)
-            net = frozen(models, context.device)
+            net = frozen_copy(models, context.device)
             view = self._scene(observation, context, net, mine, reference, samples)
             total = _prototypes(rows, view, self._traces)
             covered = total.isfinite()
@@ -156,7 +158,7 @@ class MembershipInference(Attack):
             others = [a for r, a in sent if r == round and not isinstance(a, ClassLogits)]
             if not others:
                 continue
-            net = frozen(observation.extractors[client, round], context.device)
+            net = frozen_copy(observation.extractors[client, round], context.device)
             view = self._scene(observation, context, net, mine, reference, samples)
             for artifact in others:
                 if joint and type(artifact) in _TOGETHER and counts[type(artifact)] > 1:
@@ -241,7 +243,9 @@ class MembershipInference(Attack):
             reps = bounded_each(observation.channel, reps)
         own, known = reps[: len(mine)], reps[len(mine) :]
         statistics = class_statistics(known, reference.labels, observation.num_classes)
-        strangers = statistics.unturned(known, statistics.means[reference.labels.long()])
+        strangers = statistics.whiten_symmetrically(
+            known, statistics.means[reference.labels.long()]
+        )
         return _View(own.double(), candidates.labels[mine], statistics, samples, strangers)
 
 
@@ -309,7 +313,7 @@ def _table(artifact: Artifact, classes: int) -> tuple[Tensor, Tensor]:
     return hot.T @ rows / counts.clamp(min=1)[:, None], counts
 
 
-def _entangled(artifact: Artifact, view: _View, traces: bool) -> Tensor:
+def _score_mixture(artifact: Artifact, view: _View, traces: bool) -> Tensor:
     """Each candidate against the one mixed row, with the weight that its label was sent with."""
     sent = artifact.tensors()
     encoding = sent["encoding"].double()
@@ -341,11 +345,11 @@ def _class_by_class(together: Together, alike: Tensor) -> Tensor:
             (EntangledRep(tables[i][0][label], alone), together[i][1].only(mine)) for i in there
         ]
         if rows:
-            out[mine] = _jointly(rows, alike[:, there][:, :, there])
+            out[mine] = _score_rounds_jointly(rows, alike[:, there][:, :, there])
     return out
 
 
-def _jointly(together: Together, alike: Tensor) -> Tensor:
+def _score_rounds_jointly(together: Together, alike: Tensor) -> Tensor:
     """Each candidate against the mixed rows of all rounds together; NaN where its label is in none.
 
     Classes and numbers of samples are those of the first round's view, which all rounds share.
@@ -357,8 +361,10 @@ def _jointly(together: Together, alike: Tensor) -> Tensor:
     for artifact, view in together:
         sent, means = artifact.tensors(), view.statistics.means
         encoding = sent["encoding"].double()
-        shifts.append(view.statistics.unturned(sent["rep"][None], (encoding @ means)[None])[0])
-        rows.append(view.statistics.unturned(view.reps, means[view.labels]))
+        shifts.append(
+            view.statistics.whiten_symmetrically(sent["rep"][None], (encoding @ means)[None])[0]
+        )
+        rows.append(view.statistics.whiten_symmetrically(view.reps, means[view.labels]))
         encodings.append(encoding)
     first, mix = together[0][1], torch.stack(encodings)
     odds = joint_odds(
@@ -370,7 +376,7 @@ def _jointly(together: Together, alike: Tensor) -> Tensor:
 def _score(shift: Tensor, white: Tensor, weight: Tensor, variance: Tensor, traces: bool) -> Tensor:
     """Turn whitened deviations into one score per candidate, averaging over unknown sizes."""
     if traces:
-        return tracing(shift, white, (weight / variance)[len(weight) // 2])
+        return tracing_score(shift, white, (weight / variance)[len(weight) // 2])
     member, other = log_likelihoods(shift, white, weight, variance)
     return member.logsumexp(0) - other.logsumexp(0)
 
@@ -378,15 +384,15 @@ def _score(shift: Tensor, white: Tensor, weight: Tensor, variance: Tensor, trace
 _READERS: dict[type[Artifact], Reader] = {
     Representations: _representations,
     Prototypes: _prototypes,
-    EntangledRep: _entangled,
+    EntangledRep: _score_mixture,
 }
 _TOGETHER: dict[type[Artifact], Callable[[Together, Tensor], Tensor]] = {
     Prototypes: _class_by_class,
-    EntangledRep: _jointly,
+    EntangledRep: _score_rounds_jointly,
 }
 
 
-def _held(observation: Observation, client: int, round: int, artifact: Artifact) -> bool:
+def _model_is_known(observation: Observation, client: int, round: int, artifact: Artifact) -> bool:
     """Whether what made an artifact is known: the extractor, or the whole model."""
     whole = not isinstance(artifact, ClassLogits) or (client, round) in observation.heads
     return (client, round) in observation.extractors and whole
@@ -421,7 +427,7 @@ def _beside(
     return Prototypes(torch.cat(rows, 1).float(), at), _Beside(models)
 
 
-def _counted(observation: Observation) -> dict[int, Tensor]:
+def _class_counts(observation: Observation) -> dict[int, Tensor]:
     """Samples of each class (C,) of clients that sent them."""
     found = {}
     for upload in observation.uploads:

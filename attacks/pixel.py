@@ -13,15 +13,15 @@ from fedre_privacy.core.config import knob
 from fedre_privacy.core.types import Knowledge
 
 from .base import attacks
-from .calibration.calibrated import Calibrated
-from .inversion.image_search import ImageSearch
-from .inversion.optimise import ImagePrior
-from .running.channels import ROWS_COMPARED
+from .calibration.base import CalibratedAttack
+from .common.channels import ROWS_COMPARED
+from .inversion.gradient_descent import ImagePrior
+from .inversion.search_settings import ImageSearch
 
 
 @attacks.register("pixel")
 @dataclass(frozen=True, kw_only=True)
-class PixelInversion(ImageSearch, Calibrated):
+class PixelInversion(ImageSearch, CalibratedAttack):
     """Recover an image from a representation by optimising its pixels.
 
     Minimises log D(g(x), r) + tv * TV(x) over x = sigmoid(z), z ~ N(0, 0.1^2) at first, or the

@@ -26,7 +26,7 @@ from fedre_privacy.core.artifacts import (
     SmallModelState,
 )
 from fedre_privacy.core.channels import (
-    Bound,
+    ClippingStep,
     Masking,
     Noise,
     NoisySteps,
@@ -36,26 +36,26 @@ from fedre_privacy.core.channels import (
     UnknownNoise,
 )
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import PropertyScores
 from fedre_privacy.core.rng import derive, stream
+from fedre_privacy.core.threads import single_threaded
 from fedre_privacy.core.types import Observation, Property
 from fedre_privacy.core.units import plural
 
 from .base import Attack, Context, attacks
-from .gradient.victims import family
-from .inversion.rehearsals import Rehearsing, classes_drawn, rehearsable
-from .running.driver import kept
-from .running.features import Blocks, Scale, blocks_of, counts_told
-from .running.modules import frozen
+from .common.frozen_modules import frozen_copy
+from .common.tiling import cached
+from .common.upload_features import Blocks, Scale, blocks_of, counts_told
+from .gradients.victims import architecture_key
+from .inversion.shadow_models import Rehearsing, classes_drawn, rehearsable
 
 LEAST_SHADOWS = 40
 """Rehearsals of the clients of one architecture, at least."""
 FOLDS = 5
 WIDEST = 0.5
 """How far from its limit a share is drawn, at most, with the property and without it."""
-VALUES = (Bound, Masking, Noise, UnknownNoise, RandomRounding)
+VALUES = (ClippingStep, Masking, Noise, UnknownNoise, RandomRounding)
 
 
 @attacks.register("property")
@@ -101,7 +101,7 @@ class PropertyInference(Rehearsing, Attack):
     usual_for = {"property": 1}
     earliest = True
     adapts_to = {  # noqa: RUF012 (frozen: nothing changes it)
-        "each": (Bound,),
+        "each": (ClippingStep,),
         "rows": VALUES,
         "updates": VALUES,
         "encoding": (Smoothing, Rounding),
@@ -135,7 +135,7 @@ def _alike(observation: Observation, clients: Sequence[int]) -> Mapping[str, lis
     assert observation.rehearse is not None
     found: dict[str, list[int]] = defaultdict(list)
     for client in clients:
-        found[family(observation.rehearse.blank(client, 0))].append(client)
+        found[architecture_key(observation.rehearse.blank(client, 0))].append(client)
     return found
 
 
@@ -166,30 +166,30 @@ class _Team:
             if not number:
                 continue
             name = f"rehearsed-{client:06d}-{self.round:06d}"
-            piece = dict(kept(self.context, name, partial(self._rehearsed, client, number)))
+            piece = dict(cached(self.context, name, partial(self._shadow_uploads, client, number)))
             shares.append(piece.pop("shares"))
             owners.append(torch.full((number,), place))
             made += [{name: rows[i] for name, rows in piece.items()} for i in range(number)]
         scale, owner = Scale(made), torch.cat(owners)
         alone = len(owner.unique()) < 2  # then rehearsals are left out, and not clients
         groups = (torch.arange(len(owner)) if alone else owner) % FOLDS
-        sent = [self._blocks(self._sent(client), client) for client in self.clients]
+        sent = [self._blocks(self._upload_of(client), client) for client in self.clients]
         found = fitted_shares(scale(made), torch.cat(shares), groups, scale(sent))
         for row, client in enumerate(self.clients):
-            told = self._told(client)
+            told = self._class_shares(client)
             for column, asked in enumerate(self.observation.properties):
                 if told is not None and asked.label >= 0 and not asked.darker:
                     found[row, column] = told[asked.label]
         above = torch.tensor([one.above for one in self.observation.properties]).double()
         return (found.clamp(1e-9, 1 - 1e-9).logit() - above.logit()).sigmoid()
 
-    def _sent(self, client: int) -> list[Artifact]:
+    def _upload_of(self, client: int) -> list[Artifact]:
         """What a client uploaded in the round that is attacked."""
         whose = (client, self.round)
         uploads = [u for u in self.observation.targets if (u.client, u.round) == whose]
         return [artifact for upload in uploads for artifact in upload.artifacts]
 
-    def _told(self, client: int) -> Tensor | None:
+    def _class_shares(self, client: int) -> Tensor | None:
         """Shares of a client's classes (C,), where its uploads of this round or once tell them."""
         uploads = self.observation.uploads
         once = [a for u in uploads if (u.client, u.round) == (client, 0) for a in u.artifacts]
@@ -198,7 +198,7 @@ class _Team:
         ]
         seen = self.observation
         counts = counts_told(
-            [*(whole or self._sent(client)), *once], seen.num_classes, seen.channel
+            [*(whole or self._upload_of(client)), *once], seen.num_classes, seen.channel
         )
         return None if counts is None else counts / counts.sum()
 
@@ -208,7 +208,7 @@ class _Team:
         read = [a for a in sent if isinstance(a, PropertyInference.consumes)]
         return blocks_of(read, self.observation.num_classes, shapes)
 
-    def _rehearsed(self, client: int, number: int) -> dict[str, Tensor]:
+    def _shadow_uploads(self, client: int, number: int) -> dict[str, Tensor]:
         """Blocks of the uploads of a client's rehearsals, and the share that counts in each."""
         seen, device = self.observation, self.context.device
         assert seen.aux is not None and seen.aux_labels is not None
@@ -219,11 +219,11 @@ class _Team:
             where = {"client": client, "round": self.round, "index": one}
             seed = derive(self.context.seed, "property rehearsal", **where)
             rng = stream(self.context.seed, "property shadow", **where)
-            index = self._drawn(client, seen.training.sizes[client], rng)
+            index = self._draw_images(client, seen.training.sizes[client], rng)
             start = seen.rehearse.blank(client, seed) if self.random else seen.initial[client, 0]
             sent = seen.rehearse.uploads(
                 client,
-                frozen(start, device),
+                frozen_copy(start, device),
                 seen.aux[index],
                 seen.aux_labels[index],
                 [r for r in rounds if r <= self.round],
@@ -234,15 +234,15 @@ class _Team:
         blocks = {name: torch.stack([one[name] for one in made]) for name in made[0]}
         return {**blocks, "shares": torch.stack(shares)}
 
-    def _drawn(self, client: int, size: int, rng: torch.Generator) -> Tensor:
+    def _draw_images(self, client: int, size: int, rng: torch.Generator) -> Tensor:
         """Numbers of auxiliary images (size,), with or without each property at random.
 
         Of the properties of classes one is drawn, since they exclude each other.
         """
         seen = self.observation
         assert seen.aux_labels is not None
-        labels, told = seen.aux_labels.cpu(), self._told(client)
-        share = classes_drawn(seen, self._sent(client), rng) if told is None else told
+        labels, told = seen.aux_labels.cpu(), self._class_shares(client)
+        share = classes_drawn(seen, self._upload_of(client), rng) if told is None else told
         share = share * (torch.bincount(labels, minlength=len(share)) > 0)
         weight = (share / torch.bincount(labels, minlength=len(share)).clamp(min=1))[labels]
         if not float(weight.sum()):
@@ -256,12 +256,12 @@ class _Team:
         if classes:
             tilted.append(classes[int(torch.randint(len(classes), (1,), generator=rng))])
         for number in tilted:
-            wanted = _wanted(seen.properties[number], rng)
-            weight = _tilted(weight, self.masks[:, number], wanted)
+            wanted = _draw_share(seen.properties[number], rng)
+            weight = _tilt_weights(weight, self.masks[:, number], wanted)
         return torch.multinomial(weight, size, replacement=True, generator=rng)
 
 
-def _wanted(asked: Property, rng: torch.Generator) -> float:
+def _draw_share(asked: Property, rng: torch.Generator) -> float:
     """A share above the limit of a property, or below it, as likely."""
     far, side = (float(one) for one in torch.rand(2, generator=rng, dtype=torch.float64))
     if side < 0.5:
@@ -269,7 +269,7 @@ def _wanted(asked: Property, rng: torch.Generator) -> float:
     return asked.above - far * min(WIDEST, asked.above)
 
 
-def _tilted(weight: Tensor, mask: Tensor, share: float) -> Tensor:
+def _tilt_weights(weight: Tensor, mask: Tensor, share: float) -> Tensor:
     """Weights of images (m,) under which those of a mask have a share, if both kinds are there."""
     inside, outside = weight * mask, weight * ~mask
     if not float(inside.sum()) or not float(outside.sum()):

@@ -18,19 +18,23 @@ from fedre_privacy.core.artifacts import (
     Prototypes,
     Representations,
 )
-from fedre_privacy.core.channels import NoisySteps, Smoothing, joined
+from fedre_privacy.core.channels import NoisySteps, Smoothing, join_steps
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.rng import stream
+from fedre_privacy.core.threads import single_threaded
 from fedre_privacy.core.types import Observation
 
 from .base import RECOVERED, Attack, Context, SuiteEntry, attacks
-from .gradient.head_cases import shares_told
+from .common.channels import ROWS_REPEATED, bounded_each, rows_sent_anew, upload_behind
+from .common.frozen_modules import outputs
+from .common.objectives import l2rel
+from .common.tiling import Piece, Tick, in_groups, reconstruction
+from .gradients.head_uploads import shares_told
 from .inversion.class_means import ClassMeans
-from .inversion.linear_map import PENALTIES, Sums, errors_by_penalty, fit, total
-from .inversion.moving import FINEST, Waves, moved, without_fold
-from .inversion.rehearsals import (
+from .inversion.kalman_update import FINEST, DctBands, kalman_update, without_fold
+from .inversion.linear_map import PENALTIES, Sums, errors_by_penalty, fit_ridge, total
+from .inversion.shadow_models import (
     Owner,
     Rehearsing,
     class_shares,
@@ -38,11 +42,7 @@ from .inversion.rehearsals import (
     rehearsed_models,
     sent_by,
 )
-from .inversion.simulate import SHIFTS, folds_of, views
-from .running.channels import ROWS_REPEATED, bounded_each, rows_sent_anew, upload_behind
-from .running.driver import Piece, Tick, in_groups, reconstruction
-from .running.modules import outputs
-from .running.objectives import l2rel
+from .inversion.simulated_uploads import SHIFTS, folds_of, views
 
 FOLDS = 4
 
@@ -163,7 +163,7 @@ class _Team:
     bounded: Callable[[nn.Module, Tensor], Tensor]
     sent_anew: Callable[[Tensor], Tensor]
     draws: torch.Generator
-    waves: Waves
+    waves: DctBands
 
     def answers(self, reps: Tensor, others: ClassMeans | None) -> dict[str, Tensor]:
         """Images, priors, fits and spreads for targets of one class, on the CPU.
@@ -179,11 +179,13 @@ class _Team:
             for own, shift in zip(self.sums, shifts, strict=True)
         ]
         penalty = self.how.penalty or _penalty(moved_sums)
-        whole = fit(total([part for own in moved_sums for part in own]), penalty)
+        whole = fit_ridge(total([part for own in moved_sums for part in own]), penalty)
         images = whole(reps).reshape(shape).clamp(0, 1)
         if self.how.moves:
             images = self._moved(images, reps, shifts, moved_sums, penalty)
-        alone = torch.stack([fit(total(own), penalty)(reps).clamp(0, 1) for own in moved_sums])
+        alone = torch.stack(
+            [fit_ridge(total(own), penalty)(reps).clamp(0, 1) for own in moved_sums]
+        )
         fits = torch.stack(
             [
                 l2rel(outputs(extract, images) + shift, reps)
@@ -215,7 +217,7 @@ class _Team:
         for target, (start, sought) in enumerate(zip(images, reps, strict=True)):
             members = start + errors[chosen]
             for _ in range(self.how.moves):
-                members = moved(members, through, sought, self.waves, changes)
+                members = kalman_update(members, through, sought, self.waves, changes)
             found[target] = members.mean(0).clamp(0, 1)
         return found
 
@@ -266,7 +268,7 @@ def _team(
                 for one in range(FOLDS)
             ]
         )
-    waves = Waves(observation.image_shape, FINEST, context.device)
+    waves = DctBands(observation.image_shape, FINEST, context.device)
     return _Team(
         how, extractors, pictures, fold, means, seen, sums, bounded, sent_anew, draws, waves
     )
@@ -295,7 +297,7 @@ def _errors(
             for one, part in enumerate(parts)
             if one != held
         ]
-        way, where = fit(total(kept), penalty), fold == held
+        way, where = fit_ridge(total(kept), penalty), fold == held
         for reps, images in zip(own, pictures, strict=True):
             made = way(reps[where] + shifts[number]).reshape(-1, *images.shape[1:])
             errors.append(images[where] - made.clamp(0, 1))
@@ -372,7 +374,7 @@ class Shadow(Rehearsing, Attack):
         SuiteEntry(Representations, "no-extractor", **UNKNOWN_START),
         SuiteEntry(Prototypes, "no-extractor", fewest_first=True, **UNKNOWN_START),
     )
-    adapts_to = joined(ROWS_REPEATED, {"training": (NoisySteps,), "encoding": (Smoothing,)})
+    adapts_to = join_steps(ROWS_REPEATED, {"training": (NoisySteps,), "encoding": (Smoothing,)})
 
     shadows: int = knob(4, help="copies of each client that are trained", ge=2, le=32)
     views: int = knob(

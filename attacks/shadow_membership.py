@@ -17,8 +17,8 @@ from fedre_privacy.core.artifacts import (
     Representations,
 )
 from fedre_privacy.core.channels import (
-    Bound,
     Channel,
+    ClippingStep,
     Masking,
     NoisySteps,
     Smoothing,
@@ -26,26 +26,26 @@ from fedre_privacy.core.channels import (
     usable,
 )
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.cores import single_threaded
-from fedre_privacy.core.eigen import symmetric_eigen
+from fedre_privacy.core.eigenvalues import symmetric_eigen
 from fedre_privacy.core.outcomes import MembershipScores
+from fedre_privacy.core.threads import single_threaded
 from fedre_privacy.core.types import Observation
 
 from .base import Attack, Context, SuiteEntry, attacks
-from .gradient.head_cases import shares_told
+from .common.channels import row_as_compared, undo_smoothing
+from .common.client_messages import asked_of
+from .common.tiling import Piece, Tick, in_groups
+from .gradients.head_uploads import shares_told
 from .inversion.class_means import ClassMeans
-from .inversion.rehearsals import (
-    Compared,
+from .inversion.shadow_models import (
     Owner,
     Rehearsing,
+    UploadComparison,
     class_shares,
     rehearsable,
     rehearsed_models,
 )
-from .mixtures.gaussians import NOISE, SIZES
-from .running.channels import row_as_compared, unsmoothed
-from .running.driver import Piece, Tick, in_groups
-from .running.messages import asked_of
+from .mixtures.class_statistics import NOISE, SIZES
 
 READ = (Representations, Prototypes, EntangledRep, ClassLogits)
 UNKNOWN_START: dict[str, Any] = {"unknown_start": True, "settings": {"start": "random"}}
@@ -91,8 +91,8 @@ class ShadowMembership(Rehearsing, Attack):
         *(SuiteEntry(kind, "no-extractor", "membership", 55, **UNKNOWN_START) for kind in READ),
     )
     adapts_to = {  # noqa: RUF012 (frozen: nothing changes it)
-        "each": (Bound,),
-        "rows": (Bound, Masking),
+        "each": (ClippingStep,),
+        "rows": (ClippingStep, Masking),
         "encoding": (Smoothing,),
         "training": (NoisySteps,),
     }
@@ -168,7 +168,7 @@ class ShadowMembership(Rehearsing, Attack):
             tick=tick,
         )
         images = torch.cat([observation.aux, asked.images[mine]]).float().to(context.device)
-        compared = Compared.by(observation, owner)
+        compared = UploadComparison.by(observation, owner)
         reps = torch.stack([compared.made(model, images).double() for model in models]).cpu()
         known = Copies(
             reps[:, : len(observation.aux)], observation.aux_labels.cpu(), observation.num_classes
@@ -211,9 +211,9 @@ class _Scene:
         covered = torch.zeros(len(self.labels), dtype=torch.bool)
         for artifact in sent:
             if isinstance(artifact, EntangledRep):
-                found = self._entangled(artifact)
+                found = self._score_mixture(artifact)
             elif isinstance(artifact, Prototypes | Representations):
-                found = self._labelled(artifact)
+                found = self._score_labelled(artifact)
             else:
                 continue
             fits = found.isfinite()
@@ -222,18 +222,18 @@ class _Scene:
             return torch.full_like(total, torch.nan)
         return torch.where(covered, total, total[covered].min())
 
-    def _entangled(self, artifact: EntangledRep) -> Tensor:
+    def _score_mixture(self, artifact: EntangledRep) -> Tensor:
         """Each candidate against the one mixed row; NaN where its class is not in it."""
-        encoding = unsmoothed(self.channel, artifact.encoding).double().cpu()
+        encoding = undo_smoothing(self.channel, artifact.encoding).double().cpu()
         weights = torch.where(encoding > 0, encoding, 0.0)
         variance = (weights.square() / self.samples).sum(1)
         out = torch.full((len(self.labels),), torch.nan, dtype=torch.float64)
         row = artifact.rep.double().cpu()[None]
         if not bool(row.isfinite().all()) or not float(variance.max()) > 0:
             return out
-        made, kept = encoding @ self.known.means, self._kept(row)
+        made, kept = encoding @ self.known.means, self._kept_coordinates(row)
         basis = self.known.basis(made, float(variance.median()), kept)
-        shift = self._undefended(row, made, kept) - made.mean(0)
+        shift = self._undo_defences(row, made, kept) - made.mean(0)
         for label in self.labels.unique().tolist():
             mine = self.labels == label
             if float(weights[label]) <= 0:
@@ -243,7 +243,7 @@ class _Scene:
             out[mine] = log_odds(basis, shift[:, kept], own[:, kept], weight, variance)[0]
         return out
 
-    def _labelled(self, artifact: Prototypes | Representations) -> Tensor:
+    def _score_labelled(self, artifact: Prototypes | Representations) -> Tensor:
         """Each candidate against the rows of its class; NaN where there are none."""
         rows, labels = artifact.rows().double().cpu(), artifact.labels.cpu()
         usable = rows.isfinite().all(1)
@@ -251,7 +251,7 @@ class _Scene:
         out = torch.full((len(self.labels),), torch.nan, dtype=torch.float64)
         if not len(rows):
             return out
-        uploaded, kept = ClassMeans.of(rows, labels), self._kept(rows)
+        uploaded, kept = ClassMeans.of(rows, labels), self._kept_coordinates(rows)
         single = isinstance(artifact, Representations)
         for label in self.labels.unique().tolist():
             mine, here = self.labels == label, rows[labels == label]
@@ -261,17 +261,17 @@ class _Scene:
             made = self.known.means[:, label] + self._shifts(uploaded.without(label))
             basis = self.known.basis(made, float((1 / samples).median()), kept)
             own = (self.reps[:, mine] - self.known.means[:, [label]]).mean(0)
-            shift = self._undefended(here, made, kept) - made.mean(0)
+            shift = self._undo_defences(here, made, kept) - made.mean(0)
             odds = log_odds(basis, shift[:, kept], own[:, kept], 1 / samples, 1 / samples)
             out[mine] = odds.logsumexp(0)
         return out
 
-    def _kept(self, rows: Tensor) -> Tensor:
+    def _kept_coordinates(self, rows: Tensor) -> Tensor:
         """Which numbers of uploaded rows (k, d) a declared mask left (d,) bool."""
         masked = any(isinstance(one, Masking) for one in usable(self.channel.rows))
         return (rows != 0).any(0) if masked else torch.ones(rows.shape[1], dtype=torch.bool)
 
-    def _undefended(self, rows: Tensor, made: Tensor, kept: Tensor) -> Tensor:
+    def _undo_defences(self, rows: Tensor, made: Tensor, kept: Tensor) -> Tensor:
         """Uploaded rows (k, d) as long as they were before declared bounds and masks.
 
         They are divided by how much these shorten the mean of what copies make of them (M, d).

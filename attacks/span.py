@@ -16,15 +16,15 @@ from torch import Tensor, nn
 
 from fedre_privacy.core.artifacts import MODELS, Artifact, GradientState, HeadState
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.eigen import symmetric_eigen
+from fedre_privacy.core.eigenvalues import symmetric_eigen
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import MembershipScores
 from fedre_privacy.core.types import Candidates, Knowledge, Observation
 
 from .base import Attack, Context, SuiteEntry, attacks
-from .gradient.sent_models import SentModels, latest, settle
-from .running.messages import asked_of, image_keys
-from .running.modules import BATCH, frozen
+from .common.client_messages import asked_of, image_keys
+from .common.frozen_modules import BATCH, frozen_copy
+from .gradients.model_pairs import SentModels, latest, settle
 
 
 @attacks.register("span")
@@ -96,10 +96,10 @@ class Span(Attack):
         images = strangers(observation, asked, mine, self.aux)
         exchange = settle(exchange, asked.images)
         name = widest(exchange, images[:2])
-        change = _joined(exchange.before, name) - _joined(exchange.after, name)
+        change = _weight_with_bias(exchange.before, name) - _weight_with_bias(exchange.after, name)
         if not bool(change.isfinite().all()):
             return torch.full((len(mine),), torch.nan, dtype=torch.float64)
-        model = frozen(exchange.before, context.device)
+        model = frozen_copy(exchange.before, context.device)
         own, known = (
             features(model, name, part, context.device) for part in (asked.images[mine], images)
         )
@@ -205,7 +205,7 @@ def _inputs(model: nn.Module, names: list[str], images: Tensor) -> dict[str, Ten
     return seen
 
 
-def _joined(model: nn.Module, name: str) -> Tensor:
+def _weight_with_bias(model: nn.Module, name: str) -> Tensor:
     """Weight and bias of a linear layer side by side, (out, in + 1) float64 on the CPU."""
     layer = model.get_submodule(name)
     assert isinstance(layer, nn.Linear)

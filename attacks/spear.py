@@ -15,12 +15,12 @@ from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Knowledge, Observation
-from fedre_privacy.models.hidden import Hidden, first_hidden
+from fedre_privacy.models.hidden import HiddenLayer, first_hidden
 
 from .base import Attack, Context, attacks
-from .gradient.explained import layer_explained
-from .gradient.inner import Seen, pictures
-from .gradient.victims import Victim, victims_of
+from .gradients.explained_share import layer_explained
+from .gradients.hidden_inputs import UploadReading, pictures
+from .gradients.victims import Victim, victims_of
 
 SECOND = ("dip", "linear", "diffusion", "ensemble-kalman")
 
@@ -82,9 +82,9 @@ class Spear(Attack):
         seen, ranks = [], set()
         for victim in victims:
             hidden = _first_linear(victim)
-            found = self._apart(victim, hidden.name, hidden.layer, context)
+            found = self._decompose(victim, hidden.name, hidden.layer, context)
             ranks.add(found.rank)
-            seen.append(Seen(victim, hidden.before, found.inputs[found.certified][:size]))
+            seen.append(UploadReading(victim, hidden.before, found.inputs[found.certified][:size]))
         taken = sum(len(one.inputs) for one in seen)
         by = self.by
         if by == "auto":
@@ -100,18 +100,20 @@ class Spear(Attack):
         """See `layer_explained`; no label is known."""
         return layer_explained(observation, images, lambda one: _first_linear(one).name)
 
-    def _apart(self, victim: Victim, name: str, layer: nn.Linear, context: Context) -> Apart:
+    def _decompose(
+        self, victim: Victim, name: str, layer: nn.Linear, context: Context
+    ) -> LayerInputs:
         weight, bias = victim.sent(f"{name}.weight", f"{name}.bias")
         if not victim.finite():
-            return Apart(weight[:0], torch.zeros(0, dtype=torch.bool), 0)
+            return LayerInputs(weight[:0], torch.zeros(0, dtype=torch.bool), 0)
         rng = stream(context.seed, "spear", client=victim.client, round=victim.round)
-        return apart(layer, weight, bias, rng, most=self.most, tries=self.tries)
+        return decompose_gradient(layer, weight, bias, rng, most=self.most, tries=self.tries)
 
 
-def _first_linear(victim: Victim) -> Hidden:
+def _first_linear(victim: Victim) -> HiddenLayer:
     """The layer that is read."""
     found = first_hidden(victim.model)
-    if isinstance(found, Hidden):
+    if isinstance(found, HiddenLayer):
         return found
     raise IncompatibleError(
         f"Attack 'spear' needs a linear layer with bias and a ReLU behind it; the model of client "
@@ -140,7 +142,7 @@ AT_ONCE = 2048
 
 
 @dataclass(frozen=True, eq=False)
-class Apart:
+class LayerInputs:
     """Inputs of a layer, sample by sample, and which of them are certain.
 
     Shape:
@@ -155,9 +157,9 @@ class Apart:
     rank: int
 
 
-def apart(
+def decompose_gradient(
     layer: nn.Linear, weight: Tensor, bias: Tensor, rng: torch.Generator, *, most: int, tries: int
-) -> Apart:
+) -> LayerInputs:
     """Take the gradient of a linear layer before a ReLU apart.
 
     Args:
@@ -172,24 +174,26 @@ def apart(
     left, values, right = torch.linalg.svd(both, full_matrices=False)
     rank = int((values > RANK * values[0]).sum()) if bool(values[0] > 0) else 0
     if not 0 < rank <= most or len(bias) < rank + SPARE or layer.bias is None:
-        return Apart(*none, rank)
+        return LayerInputs(*none, rank)
     span, rows = left[:, :rank], values[:rank, None] * right[:rank]
-    best = Apart(*none, rank)
+    best = LayerInputs(*none, rank)
     for mix in _sparse_bases(span, rng, tries):
-        inputs, certain = _checked(layer, span, rows, mix)
+        inputs, certain = _inputs_with_certainty(layer, span, rows, mix)
         for _ in range(rank):
-            better = _mended(layer, span, inputs, mix)
+            better = _refit_mix(layer, span, inputs, mix)
             if better is None:
                 break
             mix = better
-            inputs, certain = _checked(layer, span, rows, mix)
-        best = Apart(inputs.to(weight.dtype), certain, rank)
+            inputs, certain = _inputs_with_certainty(layer, span, rows, mix)
+        best = LayerInputs(inputs.to(weight.dtype), certain, rank)
         if bool(certain.all()):
             break
     return best
 
 
-def _checked(layer: nn.Linear, span: Tensor, rows: Tensor, mix: Tensor) -> tuple[Tensor, Tensor]:
+def _inputs_with_certainty(
+    layer: nn.Linear, span: Tensor, rows: Tensor, mix: Tensor
+) -> tuple[Tensor, Tensor]:
     """The inputs (r, n) that columns of `mix` say, and which may be certain, (r,).
 
     An input hangs on the vectors of all other samples, so that one wrong vector leaves none.
@@ -211,7 +215,7 @@ def _through(layer: nn.Linear, inputs: Tensor) -> Tensor:
     return inputs @ layer.weight.detach().double().T + bias
 
 
-def _mended(layer: nn.Linear, span: Tensor, inputs: Tensor, mix: Tensor) -> Tensor | None:
+def _refit_mix(layer: nn.Linear, span: Tensor, inputs: Tensor, mix: Tensor) -> Tensor | None:
     """`mix` with columns refitted to the units that the inputs (r, n) leave off, or None.
 
     An input is right as soon as the vectors of all other samples are, and its units that are off

@@ -17,13 +17,20 @@ from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, SuiteEntry, attacks
-from .gradient.explained import updates_explained
-from .gradient.match import Named, Simulate, UpdateMatch, called, gradient, soft_cross_entropy
-from .gradient.objectives import DISTANCES, SCALE_FREE
-from .gradient.signed import KnownLoss, SignedSearch, signed_search, without_bounds
-from .gradient.solve import batch_labels, check, training_of
-from .gradient.victims import Victim, local_steps, steps_per_epoch
-from .running.channels import UPDATES_COMPARED, update_as_sent
+from .common.channels import UPDATES_COMPARED, update_as_sent
+from .gradients.explained_share import updates_explained
+from .gradients.matching import (
+    Named,
+    Simulate,
+    UpdateMatch,
+    functional_call_rows,
+    gradient,
+    soft_cross_entropy,
+)
+from .gradients.objectives import DISTANCES, SCALE_FREE
+from .gradients.reconstruction import batch_labels, check, training_of
+from .gradients.signed_search import KnownLoss, SignedSearch, signed_search, without_bounds
+from .gradients.victims import Victim, local_steps, steps_per_epoch
 
 
 @attacks.register("update-inversion")
@@ -165,7 +172,7 @@ class LocalSteps:
                 slopes = gradient(module, at, buffers, batch, targets)
                 return tuple(at[name] - self.lr * slopes[name] for name in names)
             free = [v if v.requires_grad else v.detach().requires_grad_() for v in values]
-            made = called(module, dict(zip(names, free, strict=True)), buffers, batch)
+            made = functional_call_rows(module, dict(zip(names, free, strict=True)), buffers, batch)
             slopes_ = torch.autograd.grad(
                 soft_cross_entropy(made, targets), free, create_graph=True
             )

@@ -32,13 +32,13 @@ from experiments import attacked, training
 from heads import PARTS, dataset
 from tools import options
 
+from fedre_privacy.benchmarking.honest_twins import HonestTwins
 from fedre_privacy.core.config import merge, parse_assignments
+from fedre_privacy.experiments.attack import AttackResult
 from fedre_privacy.federation.loop import select
 from fedre_privacy.partition.base import partitions
-from fedre_privacy.play.attack import AttackResult
-from fedre_privacy.runs.resolving import required, resolve_training
+from fedre_privacy.runs.resolution import require_resolved, resolve_training
 from fedre_privacy.runs.run import Run
-from fedre_privacy.study.twins import Twins
 
 SINGLE = ("fedgh", "fedproto", "fedtgp", "fpl")
 """Protocols whose uploads of one image are attacked."""
@@ -60,7 +60,7 @@ def trained(steering: str | None, seed: int, asked: Any) -> Run:
     }
     values = merge(values, parse_assignments(asked.set))
     if steering is not None:
-        settings = required(resolve_training(values, {}, problems := []), problems)
+        settings = require_resolved(resolve_training(values, {}, problems := []), problems)
         victim = select(settings.train, asked.round)[0]
         values = {**values, "steering": steering.replace("VICTIM", str(victim)).split("+")}
     return training(values, asked.out)
@@ -128,7 +128,7 @@ def main() -> None:
     seeds = [int(seed) for seed in asked.seeds.split(",")]
     honest = tuple(trained(None, seed, asked) for seed in seeds)
     for steering in asked.steerings.split(";"):
-        pair = Twins(tuple(trained(steering, seed, asked) for seed in seeds), honest)
+        pair = HonestTwins(tuple(trained(steering, seed, asked) for seed in seeds), honest)
         print(f"\n{asked.protocol}: {pair.active} ({steering})")
         show("Accuracy", pair.learning())
         for how in filter(None, asked.attacks.split(";")):

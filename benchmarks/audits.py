@@ -24,14 +24,14 @@ import torch
 
 from fedre_privacy.auditing.claims import REFUTED, Audit, claim_of
 from fedre_privacy.auditing.mechanism import audit_mechanism
-from fedre_privacy.auditing.recorded import AuditPlan, audit_claim, plan_audit
-from fedre_privacy.auditing.steps import audit_steps
+from fedre_privacy.auditing.recorded_run import AuditPlan, audit_claim, plan_audit
+from fedre_privacy.auditing.step_audit import audit_steps
 from fedre_privacy.core import files
 from fedre_privacy.core.artifacts import Artifact, EntangledRep, ModelState
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.gdp import gdp_epsilon
 from fedre_privacy.core.rng import stream
-from fedre_privacy.defenses.base import Facts, Sending
+from fedre_privacy.defenses.base import FederationFacts, Sending
 from fedre_privacy.defenses.dp_sgd import DPSGD
 from fedre_privacy.defenses.gaussian import Gaussian
 from fedre_privacy.defenses.laplace import Laplace
@@ -42,16 +42,16 @@ from fedre_privacy.eval.lower_bounds import (
     mu_of_accuracy,
     share_interval,
 )
-from fedre_privacy.runs.resolving import resolve_training
+from fedre_privacy.runs.resolution import resolve_training
 
 DRAWS = 1_000_000
 DELTA = 1e-5
 Row = dict[str, object]
 
 
-def federation(kind: type[Artifact], rounds: int) -> Facts:
+def federation(kind: type[Artifact], rounds: int) -> FederationFacts:
     """Two clients of 100 samples each."""
-    return Facts(
+    return FederationFacts(
         protocol="fedre", kinds=(kind,), class_counts=((50, 50),) * 2, rounds=rounds,
         participations=(rounds,) * 2, batch_size=20, training_only=True,
     )  # fmt: skip

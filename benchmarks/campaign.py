@@ -24,18 +24,18 @@ import tools
 import torch
 from scheduling import Job
 
+from fedre_privacy.benchmarking.suite import default_suite
 from fedre_privacy.core import files
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.eval.measures import TABLE
-from fedre_privacy.play.attack import attack
+from fedre_privacy.experiments.attack import attack
 from fedre_privacy.protocols.base import protocols
-from fedre_privacy.runs.resolving import required, resolve_attack, resolve_training
+from fedre_privacy.runs.plain_settings import layer_settings, nest_assignments, training_values
+from fedre_privacy.runs.resolution import require_resolved, resolve_attack, resolve_training
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import AttackSettings, TrainSettings
 from fedre_privacy.runs.training import train
-from fedre_privacy.runs.values import assigned, layered, training_values
-from fedre_privacy.sealed.door import AUTO, SAME
-from fedre_privacy.study.suite import default_suite
+from fedre_privacy.sandbox.client import AUTO, SAME
 
 FIRST = ("fedre", "fedgh", "fedproto", "fedallrep", "lg-fedavg", "fd", "local", "fedavg")
 """Protocols in order of value."""
@@ -199,9 +199,9 @@ def settings_of(one: Training, size: Size, data: Path) -> TrainSettings:
         **({"data.per_class": size.per_class} if size.per_class else {}),
         **({"model.dim": HETEROGENEOUS_DIM} if one.models != "cnn4" else {}),
     }  # fmt: skip
-    values, where = layered(given, assigned(single))
+    values, where = layer_settings(given, nest_assignments(single))
     problems: list[str] = []
-    return required(resolve_training(values, where, problems), problems)
+    return require_resolved(resolve_training(values, where, problems), problems)
 
 
 def suite_of(training: TrainSettings, size: Size, round: int) -> list[AttackSettings]:
@@ -211,7 +211,7 @@ def suite_of(training: TrainSettings, size: Size, round: int) -> list[AttackSett
     for values in default_suite(training, targets=size.targets):
         evaluation = {**values.get("eval", {}), "round": round, "fewest_first": True}
         found.append(resolve_attack({**values, "eval": evaluation}, {}, problems))
-    return [required(one, problems) for one in found]
+    return [require_resolved(one, problems) for one in found]
 
 
 def trained(run: Run) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from fedre_privacy.core.artifacts import EntangledRep
 from fedre_privacy.core.outcomes import CERTIFIED_WITHIN
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Observation, Upload
-from fedre_privacy.play.attack import prepare_attack
+from fedre_privacy.experiments.attack import prepare_attack
 from fedre_privacy.runs.run import Run
 
 TUNED_SEEDS = (0, 1)

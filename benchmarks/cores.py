@@ -75,13 +75,13 @@ def seconds_of(
         recorder, checkpoints = Recorder(Path(folder) / "uploads"), Path(folder) / "checkpoints"
         begun = time.perf_counter()
         if way == "threads":
-            here = loop.Here(fed.protocol, fed.clients, fed.setting, lambda *made: None)
+            here = loop.LocalCohort(fed.protocol, fed.clients, fed.setting, lambda *made: None)
             loop.lead(
                 fed.protocol, here, fed.server, fed.setting, recorder=recorder,
                 checkpoints=checkpoints, report=lambda event: None,
             )  # fmt: skip
         else:
-            loop.run(
+            loop.run_rounds(
                 fed.protocol, fed.clients, fed.server, fed.setting, recorder=recorder,
                 checkpoints=checkpoints, report=lambda event: None, keep=lambda *made: None,
             )  # fmt: skip

@@ -27,13 +27,13 @@ import torch
 from tools import device_name, options, wait
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedre_privacy.blocks.state import Client, Message, Task
+from fedre_privacy.active_server.behaviour import ServerBehaviour
 from fedre_privacy.core.types import Emission, Upload
 from fedre_privacy.federation.accuracy import evaluate
-from fedre_privacy.federation.loop import Here, Post
+from fedre_privacy.federation.loop import LocalCohort, Post
 from fedre_privacy.federation.steps import client_step, first_answer, next_broadcast, server_step
 from fedre_privacy.protocols.base import Protocol, protocols
-from fedre_privacy.steering.apply import Conduct
+from fedre_privacy.protocols.blocks.state import Client, Message, Task
 
 PARTS = ("receive", "train", "upload", "server", "evaluate")
 
@@ -75,12 +75,12 @@ def measure(name: str, *, repeats: int, device: torch.device, **size: Any) -> di
     federation = sizes.build(name, rounds=repeats + 1, device=device, **size)
     protocol, clients = timed(name, clock), federation.clients
     server, setting = federation.server, federation.setting
-    here = Here(protocol, clients, setting, keep=lambda *_: None)
+    here = LocalCohort(protocol, clients, setting, keep=lambda *_: None)
     first = here.first()
     if first:
         here.answered(first_answer(protocol, server, first, setting))
     training = setting.training
-    honest = Conduct((), training.seed, training.clients, setting.num_classes)
+    honest = ServerBehaviour((), training.seed, training.clients, setting.num_classes)
     post = Post(setting, 1, next_broadcast(protocol, server), honest)
     post.deliver(protocol, clients)
     times: dict[str, list[float]] = defaultdict(list)

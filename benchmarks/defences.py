@@ -26,7 +26,11 @@ import pandas as pd
 import tools
 import torch
 
-from fedre_privacy.auditing.recorded import audit_claim, plan_audit
+from fedre_privacy.api.workflows import PAGE
+from fedre_privacy.auditing.recorded_run import audit_claim, plan_audit
+from fedre_privacy.benchmarking.benchmark import BenchmarkResult, benchmark
+from fedre_privacy.benchmarking.jobs import BenchmarkJob
+from fedre_privacy.benchmarking.variants import Benchmark, read_sweep
 from fedre_privacy.core import files
 from fedre_privacy.core.artifacts import Artifact, EntangledRep, ModelState, Prototypes
 from fedre_privacy.core.config import merge
@@ -35,21 +39,17 @@ from fedre_privacy.core.events import Event
 from fedre_privacy.core.gdp import gdp_mu
 from fedre_privacy.core.tradeoff import VACUOUS
 from fedre_privacy.defenses.accounting import epsilon_of, least_noise
-from fedre_privacy.defenses.base import Facts, Release, defenses
+from fedre_privacy.defenses.base import FederationFacts, Release, defenses
 from fedre_privacy.defenses.statement import state
 from fedre_privacy.eval.lower_bounds import share_interval
 from fedre_privacy.eval.measures import SINGLE
 from fedre_privacy.eval.report import save_figure
 from fedre_privacy.eval.report.comparison import Column, Dot, comparison
 from fedre_privacy.eval.report.frontier import Point
-from fedre_privacy.job import WORKER
-from fedre_privacy.pages.benchmark import write_benchmark_report
-from fedre_privacy.runs.preparing import Prepared, facts_of, prepare
-from fedre_privacy.runs.resolving import resolve_training
+from fedre_privacy.reports.benchmark import write_benchmark_report
+from fedre_privacy.runs.preparation import PreparedTraining, facts_of, prepare
+from fedre_privacy.runs.resolution import resolve_training
 from fedre_privacy.runs.settings import TrainSettings
-from fedre_privacy.study.benchmark import BenchmarkResult, benchmark
-from fedre_privacy.study.description import Benchmark, read_sweep
-from fedre_privacy.study.jobs import Job
 
 BASE = {
     "data": {"per_class": 60},
@@ -288,7 +288,7 @@ An audit of noise needs no more: it falls on each number alike, so that few do f
 """
 
 
-def promised(jobs: Sequence[Job], folder: Path, trials: int) -> dict[str, Any]:
+def promised(jobs: Sequence[BenchmarkJob], folder: Path, trials: int) -> dict[str, Any]:
     """What a variant promises, of the seed that promises least, and what an audit shows of it.
 
     Args:
@@ -314,13 +314,13 @@ def promised(jobs: Sequence[Job], folder: Path, trials: int) -> dict[str, Any]:
     }
 
 
-def plan_of(training: TrainSettings) -> tuple[Prepared, Facts]:
+def plan_of(training: TrainSettings) -> tuple[PreparedTraining, FederationFacts]:
     """A training prepared, and what its defences reckon with."""
     prepared = prepare(training, torch.device("cpu"))
     return prepared, facts_of(training, prepared.setting)
 
 
-def audited(job: Job, folder: Path, trials: int) -> dict[str, Any]:
+def audited(job: BenchmarkJob, folder: Path, trials: int) -> dict[str, Any]:
     """What an audit of a job's defences shows of their claim; kept, and not repeated."""
     path = folder / "audits" / f"{job.name}-{trials}.json"
     if not path.is_file():
@@ -561,7 +561,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result = benchmark(
             sweep, folder=options.out / protocol, runs=options.runs_dir, device="cpu",
             workers=options.jobs, report=_say, prune=options.prune, retry=options.retry,
-            worker=WORKER,
+            page=PAGE,
         )  # fmt: skip
         write_benchmark_report(result)
         results.append(result)

@@ -37,23 +37,22 @@ from experiments import attacking
 from torch import Tensor
 
 from fedre_privacy.attacks.disentangle import Disentangle
-from fedre_privacy.attacks.mixtures.aligned import Alignment, align, images_of
-from fedre_privacy.attacks.mixtures.carried import head_of
-from fedre_privacy.attacks.mixtures.linear import least_squares
+from fedre_privacy.attacks.mixtures.alignment_checks import head_of
+from fedre_privacy.attacks.mixtures.aux_features import aux_reps, class_means
+from fedre_privacy.attacks.mixtures.linear_solver import least_squares
 from fedre_privacy.attacks.mixtures.mixing import Kind, Mixing, mixings
 from fedre_privacy.attacks.mixtures.random_walk import random_walk
-from fedre_privacy.attacks.mixtures.through import aux_reps, class_means
-from fedre_privacy.blocks.local import represent
-from fedre_privacy.blocks.prototypes import class_means as true_means
-from fedre_privacy.blocks.state import Samples
+from fedre_privacy.attacks.mixtures.round_alignment import RoundAlignment, align, images_of
 from fedre_privacy.core.artifacts import Prototypes
 from fedre_privacy.core.files import tensor_sha256
 from fedre_privacy.core.rng import stream
 from fedre_privacy.data.base import ImageData, keep_per_class
 from fedre_privacy.data.npz import Npz
-from fedre_privacy.eval.prototype_scores import drift
-from fedre_privacy.play.attack import prepare_attack
-from fedre_privacy.play.questions.prototypes import PrototypeTrial
+from fedre_privacy.experiments.attack import prepare_attack
+from fedre_privacy.experiments.questions.prototypes import PrototypeTrial
+from fedre_privacy.protocols.blocks.local import represent
+from fedre_privacy.protocols.blocks.prototypes import class_means as true_means
+from fedre_privacy.protocols.blocks.state import Samples
 from fedre_privacy.runs.run import Run
 
 
@@ -212,7 +211,7 @@ def answers(trial: PrototypeTrial) -> Iterator[tuple[str, str, int, Tensor, Tens
         asked = {f"{k} n": min(k * len(mixing.classes), len(rounds)) for k in MULTIPLES}
         for name, count in {**asked, WHOLE: len(rounds)}.items():
             latest = mixing.take(torch.arange(len(rounds) - count, len(rounds)))
-            carried = Alignment(
+            carried = RoundAlignment(
                 whole.uploads[-count:], whole.errors[-count:, -count:], whole.scale[-count:]
             )
             if seen.aux_labels is None:
@@ -223,7 +222,7 @@ def answers(trial: PrototypeTrial) -> Iterator[tuple[str, str, int, Tensor, Tens
 
 
 def solved(
-    mixing: Mixing, carried: Alignment, means: Tensor, head: Tensor | None
+    mixing: Mixing, carried: RoundAlignment, means: Tensor, head: Tensor | None
 ) -> dict[str, Tensor]:
     """What every solver answers, (n, d) each."""
     return {
@@ -280,6 +279,28 @@ def with_given_up(table: pd.DataFrame) -> pd.DataFrame:
     table.loc[lost, "relative_error"] = most.reindex(whose).to_numpy()
     table.loc[lost, "identified"] = 0.0
     return table
+
+
+def drift(prototypes: Tensor) -> Tensor:
+    """How far a client's prototypes move apart from each other, round by round.
+
+    drift_t = mean_c ||p_(c,t) - p_(c,t-1) - common_t|| / mean_c ||p_(c,t) - mean p_t||, with
+    common_t the mean movement over classes: the number that decides whether uploads of past
+    rounds say anything about the prototypes of today.
+
+    Args:
+        prototypes: (T, n, d), the same classes in each round.
+
+    Returns:
+        (T - 1,) float64; NaN for a client of one class.
+    """
+    prototypes = prototypes.double()
+    moved = prototypes.diff(dim=0)
+    own: Tensor = (moved - moved.mean(1, keepdim=True)).norm(dim=2).mean(1)
+    spread: Tensor = (prototypes - prototypes.mean(1, keepdim=True)).norm(dim=2).mean(1)[1:]
+    if prototypes.shape[1] < 2:
+        return torch.full_like(own, torch.nan)
+    return own / spread
 
 
 def drifts(run: Run, trial: PrototypeTrial) -> dict[int, Tensor]:

@@ -11,8 +11,8 @@ import pandas as pd
 from tools import dataset_of, options
 
 from fedre_privacy.core.config import merge
-from fedre_privacy.play.attack import AttackResult, attack
-from fedre_privacy.runs.resolving import required, resolve_attack, resolve_training
+from fedre_privacy.experiments.attack import AttackResult, attack
+from fedre_privacy.runs.resolution import require_resolved, resolve_attack, resolve_training
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import AttackSettings
 from fedre_privacy.runs.training import train
@@ -51,7 +51,7 @@ def seeds_of(parser: argparse.ArgumentParser, asked: Any, tuned: Collection[int]
 def training(values: Mapping[str, Any], runs: Path) -> Run:
     """The run of these settings; what was trained before is read back."""
     problems: list[str] = []
-    settings = required(resolve_training(values, {}, problems), problems)
+    settings = require_resolved(resolve_training(values, {}, problems), problems)
     return train(settings, runs=runs, wait=True)
 
 
@@ -73,7 +73,7 @@ def federation(protocol: str, seed: int, asked: Any, **more: Any) -> Run:
 def attacking(values: Mapping[str, Any]) -> AttackSettings:
     """The settings of an attack."""
     problems: list[str] = []
-    return required(resolve_attack(values, {}, problems), problems)
+    return require_resolved(resolve_attack(values, {}, problems), problems)
 
 
 def attacked(run: Run, values: Mapping[str, Any]) -> AttackResult:

@@ -37,16 +37,16 @@ import torch
 
 from fedre_privacy.core.engines import BUILT_IN
 from fedre_privacy.federation.recorder import read_messages
-from fedre_privacy.flower import loopback
-from fedre_privacy.flower.loopback import HOST, Loopback, free_port
-from fedre_privacy.flower.server import Ask, Facts, serve, serve_work
+from fedre_privacy.flower import local_federation as loopback
+from fedre_privacy.flower.local_federation import HOST, Loopback, free_port
+from fedre_privacy.flower.server import Ask, DataFacts, serve, serve_work
 from fedre_privacy.flower.simulation import simulation
 from fedre_privacy.flower.wire import FIRST, Reply, order_of, pack, unpack
 from fedre_privacy.protocols.base import protocols
-from fedre_privacy.runs.resolving import required, resolve_training
+from fedre_privacy.runs.resolution import require_resolved, resolve_training
+from fedre_privacy.runs.run_writer import UPLOADS
 from fedre_privacy.runs.settings import TrainSettings
 from fedre_privacy.runs.training import Work, train
-from fedre_privacy.runs.writing import UPLOADS
 
 CPU = torch.device("cpu")
 EXTRA: dict[str, dict[str, Any]] = {
@@ -72,7 +72,7 @@ def tiny(protocol: str, clients: int, rounds: int, defence: str = "", **more: An
         },
     }  # fmt: skip
     problems: list[str] = []
-    return required(resolve_training(values, {}, problems), problems)
+    return require_resolved(resolve_training(values, {}, problems), problems)
 
 
 def recorded(folder: Path) -> dict[str, bytes]:
@@ -286,7 +286,7 @@ def serve_alone(chosen: argparse.Namespace) -> None:
             return answers
 
         folder = Path(room) / "run"
-        facts = Facts(image_shape=(1, 16, 16), num_classes=10)
+        facts = DataFacts(image_shape=(1, 16, 16), num_classes=10)
         Path("/proc/self/clear_refs").write_text("5")  # the peak is from now on
         before = peak()
         begun = time.perf_counter()

@@ -51,31 +51,35 @@ import torch
 import yaml
 
 from fedre_privacy import api
-from fedre_privacy.cli.commands.explain import list_for
+from fedre_privacy.benchmarking.jobs import Place
+from fedre_privacy.benchmarking.results import frame
+from fedre_privacy.benchmarking.sweep import run_job
 from fedre_privacy.cli.output import Output
+from fedre_privacy.cli.shared.explain import list_for
 from fedre_privacy.core.artifacts import ModelState
 from fedre_privacy.core.config import load_yaml
 from fedre_privacy.core.errors import FedreError, OutOfMemoryError
 from fedre_privacy.core.events import Event
 from fedre_privacy.core.files import file_sha256
-from fedre_privacy.core.system import told
+from fedre_privacy.core.os_errors import os_error_message
 from fedre_privacy.core.types import Broadcast, Upload
 from fedre_privacy.data.base import datasets
+from fedre_privacy.experiments import attack as attacking
+from fedre_privacy.experiments.external_recording import (
+    ExternalRecording,
+    foreign_folder,
+    read_foreign,
+)
+from fedre_privacy.experiments.external_trial import prepare_given
 from fedre_privacy.federation import loop
 from fedre_privacy.federation.recorder import Recorder
-from fedre_privacy.federation.told import write_told
-from fedre_privacy.pages.attack import attack_page
-from fedre_privacy.pages.run_figures import draw
-from fedre_privacy.play import attack as attacking
-from fedre_privacy.play.foreign import Recorded, foreign_folder, read_foreign
-from fedre_privacy.play.given_trial import prepare_given
-from fedre_privacy.reproduction.recorded import measured
+from fedre_privacy.federation.training_info import write_told
+from fedre_privacy.reports.attack import attack_page
+from fedre_privacy.reports.run_figures import draw
+from fedre_privacy.reproduction.measured_traffic import measure_traffic
 from fedre_privacy.runs.folder import begin
-from fedre_privacy.runs.resolving import required, resolve_attack, resolve_training
-from fedre_privacy.runs.verifying import verify
-from fedre_privacy.study.jobs import Place
-from fedre_privacy.study.results import frame
-from fedre_privacy.study.sweep import run_job
+from fedre_privacy.runs.resolution import require_resolved, resolve_attack, resolve_training
+from fedre_privacy.runs.verification import verify
 from fedre_privacy.threats.base import threats
 
 SAME, CLEAN, CHANGED, UNSEEN, UNCAUGHT, HANG, MEMORY = OUTCOMES = (
@@ -163,7 +167,7 @@ def _listed(folder: Path) -> None:
 def _settings(target: str, attack: dict[str, Any], threat: str = "strong") -> Any:
     problems: list[str] = []
     values = {"target": target, "attack": attack, "threat": threat, "eval": EVAL}
-    return required(resolve_attack(values, {}, problems), problems)
+    return require_resolved(resolve_attack(values, {}, problems), problems)
 
 
 def _attacked(settings: Any) -> Read:
@@ -187,7 +191,7 @@ def _resumed(folder: Path) -> Any:
     (place,) = folder.iterdir()
     problems: list[str] = []
     loaded = load_yaml(place / "config.yaml")
-    settings = required(resolve_training(loaded.values, loaded.where, problems), problems)
+    settings = require_resolved(resolve_training(loaded.values, loaded.where, problems), problems)
     if settings.run_name != place.name:
         begin(folder / settings.run_name, resume=True, restart=False, what="Run")
         return settings.plain()
@@ -201,7 +205,7 @@ def _foreign(settings: Any, *, updates: bool = False) -> Read:
         modules: dict[str, Any] = {"extractor": "fuzz_extractor:make", "weights": weights}
         if updates:
             modules = {"network": "fuzz_extractor:network"}
-        recorded = Recorded(
+        recorded = ExternalRecording(
             folder / "uploads", (1, 16, 16), **modules,
             aux=f"npz:{folder / 'aux.npz'}", truth=f"npz:{folder / 'truth.npz'}",
         )  # fmt: skip
@@ -293,7 +297,7 @@ def subjects(root: Path) -> list[Subject]:
         "everything": (_everything, 4),
         "list": (_listed, 1),
         "labels": (labels, 3),
-        "traffic": (lambda folder: vars(measured(_run(folder))), 1),
+        "traffic": (lambda folder: vars(measure_traffic(_run(folder))), 1),
         "figures": (_drawn, 0.1),
     }
     again: dict[str, tuple[Read, float]] = {"again": (labels, 1)}
@@ -315,7 +319,7 @@ def subjects(root: Path) -> list[Subject]:
 
 def _training(values: dict[str, Any]) -> Any:
     problems: list[str] = []
-    return required(resolve_training(values, {}, problems), problems)
+    return require_resolved(resolve_training(values, {}, problems), problems)
 
 
 def _unfinished(folder: Path) -> None:
@@ -822,7 +826,7 @@ def _opened(read: Read, folder: Path) -> tuple[str, str, str]:
         raise
     except BaseException as error:
         signal.setitimer(signal.ITIMER_PROF, 0)
-        refused = told(error)
+        refused = os_error_message(error)
         full = isinstance(refused, OutOfMemoryError)
         if refused is not None and not full:
             return CLEAN, type(error).__name__, str(error)

@@ -27,32 +27,32 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedre_privacy.active_server.base import ServerKnowledge, ServerView, steerings
 from fedre_privacy.attacks.base import Attack, Context, attacks
-from fedre_privacy.attacks.gradient import labels as label_rules
-from fedre_privacy.attacks.gradient.match import UpdateMatch
-from fedre_privacy.attacks.gradient.match import gradient as simulate
-from fedre_privacy.attacks.gradient.objectives import cosine
-from fedre_privacy.attacks.gradient.search import Descent
-from fedre_privacy.attacks.gradient.victims import Victim
+from fedre_privacy.attacks.common.cuda_graphs import capture_for
+from fedre_privacy.attacks.gradients import label_counts as label_rules
+from fedre_privacy.attacks.gradients.matching import UpdateMatch
+from fedre_privacy.attacks.gradients.matching import gradient as simulate
+from fedre_privacy.attacks.gradients.objectives import cosine
+from fedre_privacy.attacks.gradients.search import Descent
+from fedre_privacy.attacks.gradients.victims import Victim
 from fedre_privacy.attacks.head import METHODS as HEAD_METHODS
 from fedre_privacy.attacks.imprint import read_bins
-from fedre_privacy.attacks.running.graphs import capture_for
-from fedre_privacy.attacks.spear import apart
+from fedre_privacy.attacks.spear import decompose_gradient
 from fedre_privacy.core.artifacts import GradientState, ModelState
 from fedre_privacy.core.outcomes import Reconstruction
-from fedre_privacy.core.rng import seeded, stream
-from fedre_privacy.core.types import LocalTraining, Mixture, Observation, Truth, Upload
+from fedre_privacy.core.rng import seeded_generators, stream
+from fedre_privacy.core.types import LocalTrainingFacts, Mixture, Observation, Truth, Upload
 from fedre_privacy.data.imagefolder import ImageFolder
 from fedre_privacy.data.npz import Npz
 from fedre_privacy.eval import PublicImages, draw_galleries, identify, matcher
-from fedre_privacy.eval.floors import diverged, worst_of
-from fedre_privacy.eval.intervals import clustered
+from fedre_privacy.eval.floors import diverged_targets, worst_of
+from fedre_privacy.eval.intervals import cluster_means
 from fedre_privacy.eval.metrics import metrics
 from fedre_privacy.eval.metrics.psnr_pfllib import published_floors
 from fedre_privacy.models.families import ModelSettings, build_model
-from fedre_privacy.models.hidden import Hidden, first_hidden
+from fedre_privacy.models.hidden import HiddenLayer, first_hidden
 from fedre_privacy.models.split import Normalise, load_parameters
-from fedre_privacy.steering.base import Held, View, steerings
 from fedre_privacy.threats.base import threats
 
 CLASSES = 10
@@ -95,7 +95,7 @@ def load(path: str) -> Images:
 
 def smooth_lenet(seed: int) -> nn.Module:
     """The net of the deep-leakage papers: sigmoids, strides, weights uniform in +-0.5."""
-    with seeded(seed, "smooth lenet"):
+    with seeded_generators(seed, "smooth lenet"):
         net = nn.Sequential(
             Normalise(),
             nn.Conv2d(3, 12, 5, padding=2, stride=2),
@@ -114,13 +114,13 @@ def smooth_lenet(seed: int) -> nn.Module:
 
 def zoo(name: str, seed: int, **settings: Any) -> nn.Module:
     """A model of the zoo, freshly initialised."""
-    with seeded(seed, "victim"):
+    with seeded_generators(seed, "victim"):
         return build_model(ModelSettings(name=name, **settings), 0, (3, 32, 32), CLASSES).eval()
 
 
 def mlp(seed: int, width: int = 1024) -> nn.Module:
     """Two linear layers."""
-    with seeded(seed, "mlp"):
+    with seeded_generators(seed, "mlp"):
         return nn.Sequential(
             Normalise(), nn.Flatten(), nn.Linear(3072, width), nn.ReLU(), nn.Linear(width, CLASSES)
         ).eval()
@@ -202,7 +202,7 @@ def gradient(model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tens
 
 
 def local_update(
-    model: nn.Module, images: Tensor, labels: Tensor, training: LocalTraining, seed: int
+    model: nn.Module, images: Tensor, labels: Tensor, training: LocalTrainingFacts, seed: int
 ) -> dict[str, Tensor]:
     """Parameters after plain SGD over shuffled batches, last short batch dropped."""
     params = {name: value.detach().clone() for name, value in model.named_parameters()}
@@ -229,11 +229,11 @@ def observe(
     model: nn.Module | Sequence[nn.Module],
     artifacts: Sequence[GradientState | ModelState],
     size: int,
-    training: LocalTraining | None = None,
+    training: LocalTrainingFacts | None = None,
 ) -> Observation:
     """One client per artifact, all in round 1."""
     models = [model] * len(artifacts) if isinstance(model, nn.Module) else model
-    targets = tuple(Upload(client, 1, (a.detached(),)) for client, a in enumerate(artifacts))
+    targets = tuple(Upload(client, 1, (a.detached_copy(),)) for client, a in enumerate(artifacts))
     return Observation(
         threat=threats.get("realistic"),
         targets=targets,
@@ -316,7 +316,7 @@ def beside_floor(
 
     What the attack gave up counts as the worse of the mean image and black, and as not found.
     """
-    lost = diverged(found)
+    lost = diverged_targets(found)
     answers = found.images.masked_fill(lost.reshape(-1, 1, 1, 1), 0.0)
     ours = scores(answers, pairs, data)
     floor = scores(data.public.images.mean(0).expand_as(answers), pairs, data)
@@ -328,7 +328,9 @@ def beside_floor(
 
 def spread(values: Tensor, size: int) -> str:
     """95 % interval of a mean over victims of `size` images each."""
-    low, high = clustered(values.double()[:, None], torch.arange(len(values)) // size).interval()
+    low, high = cluster_means(
+        values.double()[:, None], torch.arange(len(values)) // size
+    ).interval()
     if not bool(low.isfinite()):
         return "no interval"
     return f"95 % {float(low):.2f} to {float(high):.2f}"
@@ -480,7 +482,7 @@ def spear(data: Images, options: argparse.Namespace) -> None:
     """Whole batches taken apart behind convolutions: certified inputs of a layer, then images."""
     for name, model in victims("cnn4,cnn4-trained", data, options):
         hidden = first_hidden(model)
-        assert isinstance(hidden, Hidden)
+        assert isinstance(hidden, HiddenLayer)
         for size in (4, 8):
             pairs = batches(data, options.images or 5, size, tuning=options.tuning)
             sent = [gradient(model, x, y) for x, y in pairs]
@@ -501,7 +503,7 @@ def spear(data: Images, options: argparse.Namespace) -> None:
 
 
 def certificates(
-    hidden: Hidden, sent: Sequence[Mapping[str, Tensor]], pairs: Pairs, noise: float
+    hidden: HiddenLayer, sent: Sequence[Mapping[str, Tensor]], pairs: Pairs, noise: float
 ) -> str:
     """How many inputs `spear` gives a certificate, and how far they are from the true ones.
 
@@ -515,12 +517,12 @@ def certificates(
             for value in (one[f"{hidden.name}.weight"], one[f"{hidden.name}.bias"])
         ]
         rng = stream(0, "spear", client=client, round=1)
-        made = apart(hidden.layer, *noisy, rng, most=attack.most, tries=attack.tries)
+        made = decompose_gradient(hidden.layer, *noisy, rng, most=attack.most, tries=attack.tries)
         certain.append(made.inputs[made.certified])
     return told(hidden, certain, pairs)
 
 
-def told(hidden: Hidden, certain: Sequence[Tensor], pairs: Pairs) -> str:
+def told(hidden: HiddenLayer, certain: Sequence[Tensor], pairs: Pairs) -> str:
     """How far inputs that have a certificate, of each batch, are from the true ones."""
     errors = []
     for inputs, (images, _) in zip(certain, pairs, strict=True):
@@ -539,17 +541,17 @@ def told(hidden: Hidden, certain: Sequence[Tensor], pairs: Pairs) -> str:
 def imprint(data: Images, options: argparse.Namespace) -> None:
     """Certificates of an imprinted layer behind convolutions, after one step and after two."""
     for name, model in victims("cnn4", data, options):
-        held = Held(data.public.images, data.public.labels, lambda _, model=model: model)
+        held = ServerKnowledge(data.public.images, data.public.labels, lambda _, model=model: model)
         before = {key: value.detach().clone() for key, value in model.named_parameters()}
-        view, rng = View((), (), 1, CLASSES, held), stream(0, "imprint")
+        view, rng = ServerView((), (), 1, CLASSES, held), stream(0, "imprint")
         (sent,) = steerings.get("imprint")().steer(view, 1, 0, (ModelState(before),), rng)
         assert isinstance(sent, ModelState)
         load_parameters(model, sent.params)
         hidden = first_hidden(model)
-        assert isinstance(hidden, Hidden)
+        assert isinstance(hidden, HiddenLayer)
         for size, steps in ((32, 1), (64, 2)):
             pairs = batches(data, options.images or 15, size, tuning=options.tuning)
-            how = LocalTraining(0.06, 1, 32, {0: size})
+            how = LocalTrainingFacts(0.06, 1, 32, {0: size})
             changes = [
                 {key: sent.params[key] - after[key] for key in after}
                 for after in (local_update(model, x, y, how, i) for i, (x, y) in enumerate(pairs))
@@ -606,7 +608,7 @@ def update(data: Images, options: argparse.Namespace) -> None:
     for name, model in victims("cnn4", data, options):
         pairs = batches(data, count, size, tuning=options.tuning)
         for epochs in map(int, options.local_steps.split(",")):
-            how = LocalTraining(0.05, epochs, size, {client: size for client in range(count)})
+            how = LocalTrainingFacts(0.05, epochs, size, {client: size for client in range(count)})
             sent = [
                 ModelState(local_update(model, x, y, how, seed))
                 for seed, (x, y) in enumerate(pairs)
@@ -643,7 +645,7 @@ def head(data: Images, options: argparse.Namespace) -> None:
                 [rows[data.labels[rows] == c][: 100 // classes] for c in range(classes)]
             )
             x, y = data.pixels[pool], data.labels[pool]
-            how = LocalTraining(0.01, epochs, batch_size, {0: len(y)})
+            how = LocalTrainingFacts(0.01, epochs, batch_size, {0: len(y)})
             after = local_update(model, x, y, how, 0)
             observation = observe(model, [ModelState(after)], 0, how)
             with torch.no_grad():

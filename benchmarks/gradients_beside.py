@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from fedre_privacy.attacks.base import Context, attacks
 from fedre_privacy.core.artifacts import GradientState
 from fedre_privacy.core.outcomes import Reconstruction
-from fedre_privacy.core.rng import seeded
+from fedre_privacy.core.rng import seeded_generators
 
 CONFIG = {
     "signed": True,
@@ -62,7 +62,7 @@ def theirs(library: Any, model: nn.Module, pairs: Pairs, iterations: int, seed: 
     for number, (images, labels) in enumerate(pairs):
         sent = list(gradient(model, images, labels).values())
         with (
-            seeded(number + APART * seed, "public start"),
+            seeded_generators(number + APART * seed, "public start"),
             contextlib.redirect_stdout(io.StringIO()),
         ):
             made = library.GradientReconstructor(

@@ -39,8 +39,8 @@ from fedre_privacy.data.base import ImageData
 from fedre_privacy.data.digits import Digits
 from fedre_privacy.data.npz import Npz
 from fedre_privacy.eval.prototype_scores import VectorScores
-from fedre_privacy.play.attack import prepare_attack
-from fedre_privacy.play.questions.prototypes import PrototypeTrial
+from fedre_privacy.experiments.attack import prepare_attack
+from fedre_privacy.experiments.questions.prototypes import PrototypeTrial
 
 PARTS = ("report", "tuning")
 TUNED_DIGITS = 60

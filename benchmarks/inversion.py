@@ -47,9 +47,13 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedre_privacy.attacks.base import Context
+from fedre_privacy.attacks.common.cuda_graphs import capture_for
+from fedre_privacy.attacks.common.frozen_modules import frozen_copy
+from fedre_privacy.attacks.common.objectives import OBJECTIVES
+from fedre_privacy.attacks.common.tiles import CPU_TILE
 from fedre_privacy.attacks.dip import DeepImagePrior
 from fedre_privacy.attacks.inversion import decoder_net, dip_net
-from fedre_privacy.attacks.inversion import solve as inversion
+from fedre_privacy.attacks.inversion import reconstruction as inversion
 from fedre_privacy.attacks.inversion.decoder_net import (
     DecoderTraining,
     Examples,
@@ -57,17 +61,13 @@ from fedre_privacy.attacks.inversion.decoder_net import (
     Refiner,
     train_refiner,
 )
-from fedre_privacy.attacks.inversion.optimise import Search, fit_tile
-from fedre_privacy.attacks.running.graphs import capture_for
-from fedre_privacy.attacks.running.modules import frozen
-from fedre_privacy.attacks.running.objectives import OBJECTIVES
-from fedre_privacy.attacks.running.tiles import CPU_TILE
+from fedre_privacy.attacks.inversion.gradient_descent import Search, fit_tile
 from fedre_privacy.core.artifacts import Representations
-from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.events import Event
 from fedre_privacy.core.memory import peak_bytes
 from fedre_privacy.core.outcomes import Outcome, Reconstruction
-from fedre_privacy.core.rng import seeded, stream
+from fedre_privacy.core.rng import seeded_generators, stream
+from fedre_privacy.core.threads import single_threaded
 from fedre_privacy.core.types import Observation, Upload
 from fedre_privacy.core.units import human_bytes
 from fedre_privacy.data.photos import Photos
@@ -93,7 +93,7 @@ def observation(count: int, size: int, architecture: str, device: torch.device) 
     """Representations of `count` photograph crops through an untrained extractor."""
     data = Photos(size=size, per_photo=max(2, count // 4)).load()
     images = data.floats(torch.arange(0, len(data), max(1, len(data) // count))[:count])
-    with seeded(0, "benchmark"):
+    with seeded_generators(0, "benchmark"):
         model = build_model(ModelSettings(name=architecture), 0, data.image_shape, 10).eval()
     with torch.no_grad():
         reps = torch.cat([model.extractor(piece) for piece in images.split(32)])
@@ -113,7 +113,7 @@ def one_by_one(attack: DeepImagePrior, obs: Observation, context: Context, count
     """The plain way: a loop over targets, each with a network and an optimiser of its own."""
     prior: Any = attack.prior_for(obs.image_shape, context.device)
     prior = replace(prior, net=replace(prior.net, stacking="grouped"))
-    extract = frozen(obs.extractors[0, 1], context.device)
+    extract = frozen_copy(obs.extractors[0, 1], context.device)
     rows, owners = obs.target_rows()
     seeds = inversion.seeds_for(owners, context.seed, 1)
     return torch.cat(
@@ -197,7 +197,7 @@ def search_for(
     parameters, constants = prior.start([torch.Generator().manual_seed(i) for i in range(rows)])
     search = Search(
         prior,
-        frozen(obs.extractors[0, 1], device),
+        frozen_copy(obs.extractors[0, 1], device),
         OBJECTIVES[attack.objective],
         attack.budget,
         [p.to(device).requires_grad_() for p in parameters],
@@ -403,7 +403,7 @@ def decoder_examples(size: int, device: torch.device) -> list[Examples]:
 def decoder_loop(examples: list[Examples], how: DecoderTraining) -> Refiner:
     """Train as `train_refiner` does, one extractor of a batch after another."""
     device, draws = examples[0].picture.device, stream(0, "refiner batches benchmark", index=0)
-    with seeded(0, "refiner benchmark", index=0):
+    with seeded_generators(0, "refiner benchmark", index=0):
         net = Refiner(examples[0].picture.shape[1], how.width).to(device)
     net.scale.copy_(torch.stack([one.correction.square().mean() for one in examples]).mean().sqrt())
     optimiser = torch.optim.AdamW(net.parameters(), lr=how.lr)

@@ -43,7 +43,7 @@ from tools import options
 
 from fedre_privacy import api
 from fedre_privacy.core import files
-from fedre_privacy.eval.intervals import clustered
+from fedre_privacy.eval.intervals import cluster_means
 from fedre_privacy.eval.report import save_figure
 from fedre_privacy.eval.report.comparison import Column, Dot, comparison
 from fedre_privacy.protocols.base import protocols
@@ -344,7 +344,7 @@ def _spread(values: Sequence[float]) -> tuple[float, float]:
 def _interval(values: Sequence[float]) -> tuple[float, float, float]:
     """Mean and 95 % interval by Student's t; NaN ends for one value."""
     column = 100 * torch.tensor(values, dtype=torch.float64)[:, None]
-    low, high = clustered(column, torch.arange(len(values))).interval()
+    low, high = cluster_means(column, torch.arange(len(values))).interval()
     return float(column.mean()), float(low), float(high)
 
 
@@ -406,7 +406,7 @@ def mean_over_sum(rows: Rows, size: Mapping[str, int]) -> str:
     if not pairs:
         return "no pair of mean and sum yet"
     values = torch.tensor(list(pairs.values()), dtype=torch.float64)[:, None]
-    low, high = clustered(values, torch.tensor([cell.seed for cell in pairs])).interval()
+    low, high = cluster_means(values, torch.tensor([cell.seed for cell in pairs])).interval()
     seeds = sorted({cell.seed for cell in pairs})
     ends = f" [{float(low):+.1f}, {float(high):+.1f}]" if len(seeds) > 1 else ""
     return (

@@ -33,7 +33,7 @@ from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.data.base import datasets
 from fedre_privacy.eval import evaluate
-from fedre_privacy.eval.intervals import clustered
+from fedre_privacy.eval.intervals import cluster_means
 from fedre_privacy.eval.metrics.base import metrics
 from fedre_privacy.runs.run import Run
 
@@ -117,7 +117,7 @@ def told(way: str, rows: pd.DataFrame, before: pd.DataFrame | None) -> str:
     names = ["psnr", "ssim"]
     gains = torch.tensor(rows[names].to_numpy() - before[names].to_numpy())
     codes = (rows["run"] + " " + rows["client"].astype(str)).astype("category").cat.codes
-    low, high = clustered(gains, torch.tensor(codes.to_numpy()).long()).interval()
+    low, high = cluster_means(gains, torch.tensor(codes.to_numpy()).long()).interval()
     told = [
         f"{float(mean):+.2f} [{float(a):+.2f}, {float(b):+.2f}]"
         for mean, a, b in zip(gains.mean(0), low, high, strict=True)

@@ -141,10 +141,10 @@ def jobs(size: int, folder: Path, clock: Clock) -> None:
     import torch
 
     from fedre_privacy import api
+    from fedre_privacy.benchmarking.jobs import Place
+    from fedre_privacy.benchmarking.sweep import run_job
     from fedre_privacy.core import files
-    from fedre_privacy.pages.attack import attack_page
-    from fedre_privacy.study.jobs import Place
-    from fedre_privacy.study.sweep import run_job
+    from fedre_privacy.reports.attack import attack_page
 
     data = _images(folder, 120, 3)
     base = {

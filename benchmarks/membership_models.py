@@ -28,8 +28,8 @@ from fedre_privacy.attacks.base import Context
 from fedre_privacy.attacks.loss_membership import DIFFERENCE, LOSS, REFERENCE, LossMembership
 from fedre_privacy.eval.measures import Interval
 from fedre_privacy.eval.membership import evaluate_membership
-from fedre_privacy.play.attack import prepare_attack
-from fedre_privacy.play.questions.membership import MembershipTrial
+from fedre_privacy.experiments.attack import prepare_attack
+from fedre_privacy.experiments.questions.membership import MembershipTrial
 
 TUNING = (101, 102)
 REPORT = (0, 1)

@@ -31,19 +31,19 @@ from tools import options
 from torch import Tensor
 
 from fedre_privacy.attacks.base import Context
+from fedre_privacy.attacks.common.objectives import total_variation
 from fedre_privacy.attacks.dip import DeepImagePrior
-from fedre_privacy.attacks.inversion.optimise import spread_of
-from fedre_privacy.attacks.running.objectives import total_variation
+from fedre_privacy.attacks.inversion.gradient_descent import spread_of
 from fedre_privacy.core.artifacts import Representations
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Mixture, Observation, Truth, Upload
 from fedre_privacy.eval import PublicImages, evaluate
-from fedre_privacy.eval.intervals import clustered
+from fedre_privacy.eval.intervals import cluster_means
 from fedre_privacy.eval.membership import auc
 from fedre_privacy.eval.metrics.base import metrics
-from fedre_privacy.play.attack import prepare_attack
-from fedre_privacy.play.questions.images import TARGET, ImageTrial
+from fedre_privacy.experiments.attack import prepare_attack
+from fedre_privacy.experiments.questions.images import TARGET, ImageTrial
 from fedre_privacy.runs.run import Run
 
 MISSED = 12.0
@@ -240,7 +240,7 @@ def paired(before: pd.DataFrame, after: pd.DataFrame) -> str:
     missed = [torch.tensor(rows["psnr"].to_numpy() < MISSED) for rows in (after, before)]
     gains = torch.cat([gains, (missed[0].double() - missed[1].double())[:, None]], dim=1)
     codes = (before["run"] + " " + before["client"].astype(str)).astype("category").cat.codes
-    low, high = clustered(gains, torch.tensor(codes.to_numpy()).long()).interval()
+    low, high = cluster_means(gains, torch.tensor(codes.to_numpy()).long()).interval()
     parts = [
         f"{name} {mean:+.3f} [{a:+.3f}, {b:+.3f}]"
         for name, mean, a, b in zip(

@@ -27,8 +27,8 @@ from experiments import attacked, attacking, federation, federation_options, see
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.types import Upload
 from fedre_privacy.eval import Card
-from fedre_privacy.eval.intervals import weighted
-from fedre_privacy.play.attack import prepare_attack
+from fedre_privacy.eval.intervals import weighted_estimates
+from fedre_privacy.experiments.attack import prepare_attack
 from fedre_privacy.runs.run import Run
 
 PROTOCOLS = ("fedgh", "fedre", "fd", "lg-fedavg", "fedral", "fedavg", "fedkd")
@@ -87,7 +87,7 @@ def line(name: str, game: str, cards: Sequence[Card]) -> str:
     ]
     values = torch.tensor([[m.value, m.floor, m.over] for m in found], dtype=torch.float64)
     weights = torch.tensor([float(n) for n in pairs if n], dtype=torch.float64)
-    mean = weighted(values, weights[:, None].expand(values.shape))
+    mean = weighted_estimates(values, weights[:, None].expand(values.shape))
     low, high = mean.interval()
     leaking = sum(card.verdict.word == "leaks" for card in cards)
     n = sum(m.n for m in found)

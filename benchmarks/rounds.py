@@ -37,12 +37,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedre_privacy.blocks.local import EVAL_BATCH
-from fedre_privacy.blocks.state import SERVER_STATE, Client, Samples, Server, Setting, Training
 from fedre_privacy.core.events import Event
 from fedre_privacy.core.files import write_json, write_text
 from fedre_privacy.core.memory import peak_bytes
-from fedre_privacy.core.rng import seeded, stream
+from fedre_privacy.core.rng import seeded_generators, stream
 from fedre_privacy.core.units import human_bytes
 from fedre_privacy.federation import checkpoint, loop
 from fedre_privacy.federation.recorder import Recorder
@@ -54,6 +52,15 @@ from fedre_privacy.models.families import (
 )
 from fedre_privacy.models.split import SplitModel
 from fedre_privacy.protocols.base import Protocol, protocols
+from fedre_privacy.protocols.blocks.local import EVAL_BATCH
+from fedre_privacy.protocols.blocks.state import (
+    SERVER_STATE,
+    Client,
+    Samples,
+    Server,
+    Setting,
+    Training,
+)
 
 PROTOCOLS = ("fedre", "fedgh", "fedproto", "fedavg")
 HEADS, PROTOTYPES = ("fedre", "fedgh"), ("fedre", "fedgh", "fedproto")
@@ -139,13 +146,13 @@ def build(
     )
     made = []
     for k, (images, labels) in enumerate(shares):
-        with seeded(0, f"model {names[k]}"):
+        with seeded_generators(0, f"model {names[k]}"):
             net = build_model(model, k, SHAPE, CLASSES).to(device)
         train, test = Samples(images[:samples], labels[:samples]), Samples(images[-2:], labels[-2:])
         made.append(Client(k, net, train, test))
-        with seeded(0, "protocol state", client=k):
+        with seeded_generators(0, "protocol state", client=k):
             protocol.start_client(made[-1], setting)
-    with seeded(0, SERVER_STATE):
+    with seeded_generators(0, SERVER_STATE):
         server = protocol.start_server(setting)
     return Federation(protocol, made, server, setting)
 
@@ -367,7 +374,7 @@ def measure(
     often = loop.CHECKPOINT_SECONDS
     loop.CHECKPOINT_SECONDS = float("inf")
     try:
-        loop.run(
+        loop.run_rounds(
             federation.protocol,
             federation.clients,
             federation.server,
@@ -466,7 +473,7 @@ def _one_round(name: str, clients: int, architecture: str) -> dict[str, Any]:
 
 
 def _run(federation: Federation, folder: Path) -> None:
-    loop.run(
+    loop.run_rounds(
         federation.protocol,
         federation.clients,
         federation.server,

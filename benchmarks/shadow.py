@@ -27,7 +27,7 @@ import pandas as pd
 import torch
 from experiments import attacked, federation, federation_options, pooled, seeds_of, targets
 
-from fedre_privacy.eval.intervals import clustered
+from fedre_privacy.eval.intervals import cluster_means
 from fedre_privacy.models.families import PRIVATE, SHARED
 from fedre_privacy.runs.run import Run
 
@@ -54,7 +54,7 @@ def scores_of(run: Run, round: int, how: tuple[str, dict[str, Any]], count: int)
 def mean(values: pd.Series, clients: pd.Series) -> str:
     """Mean and 95 % interval over clients."""
     numbers = torch.tensor(values.to_numpy(), dtype=torch.float64)[:, None]
-    found = clustered(numbers, torch.tensor(clients.to_numpy()))
+    found = cluster_means(numbers, torch.tensor(clients.to_numpy()))
     low, high = found.interval()
     return f"{float(found.mean):+.2f} [{float(low):+.2f}, {float(high):+.2f}]"
 

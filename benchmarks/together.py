@@ -29,7 +29,7 @@ from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 from torch.nn import functional as F
 
 from fedre_privacy.core.memory import peak_bytes
-from fedre_privacy.core.rng import seeded, stream
+from fedre_privacy.core.rng import seeded_generators, stream
 from fedre_privacy.core.units import human_bytes
 from fedre_privacy.models.families import ModelSettings, build_model
 
@@ -105,7 +105,7 @@ def build(
     """Clients that begin from parameters of their own, ready for a step."""
     models: list[nn.Module] = []
     for client in range(clients):
-        with seeded(0, "model", client=client):
+        with seeded_generators(0, "model", client=client):
             model = build_model(ModelSettings(name=architecture), client, SHAPE, CLASSES)
         models.append(model.to(device, dtype).train())
     rng = stream(0, "benchmark data")

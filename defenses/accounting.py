@@ -15,7 +15,7 @@ import numpy as np
 
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.gdp import gdp_delta, gdp_epsilon
-from fedre_privacy.core.tradeoff import Curve, GaussianCurve, PairsCurve
+from fedre_privacy.core.tradeoff import GaussianCurve, PairsCurve, TradeoffCurve
 
 from .base import Release
 
@@ -53,7 +53,9 @@ def epsilon_of(releases: tuple[Release, ...], delta: float, accountant: str = "p
     return sampled_epsilon(used, delta, accountant)
 
 
-def curve_of(releases: tuple[Release, ...], pure: float = 0.0, accountant: str = "prv") -> Curve:
+def curve_of(
+    releases: tuple[Release, ...], pure: float = 0.0, accountant: str = "prv"
+) -> TradeoffCurve:
     """Return the trade-off curve that mechanisms used one after another promise together.
 
     Args:

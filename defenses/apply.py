@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fedre_privacy.core.artifact_schema import Role
 from fedre_privacy.core.artifacts import Artifact, is_one_of
-from fedre_privacy.core.contents import Role
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Emission, Upload
@@ -49,7 +49,9 @@ class Collecting:
 
 
 @contextmanager
-def collecting(extractor: nn.Module, defenses: Sequence[Defense]) -> Iterator[Collecting]:
+def represent_with_defenses(
+    extractor: nn.Module, defenses: Sequence[Defense]
+) -> Iterator[Collecting]:
     """Apply `Defense.represent` to whatever an extractor returns within a block."""
     steps = [step for d in defenses if (step := d.represent()) is not None]
     seen = Collecting()
@@ -70,7 +72,9 @@ def collecting(extractor: nn.Module, defenses: Sequence[Defense]) -> Iterator[Co
         handle.remove()
 
 
-def received(kind: type[Artifact], artifact: Artifact, message: Sequence[Artifact]) -> Any:
+def received_parameters(
+    kind: type[Artifact], artifact: Artifact, message: Sequence[Artifact]
+) -> Any:
     """The parameters of a kind that a message gave to the client, in the artifact's shapes."""
     if Role.STARTED_FROM not in kind.roles:
         return None
@@ -84,7 +88,7 @@ def received(kind: type[Artifact], artifact: Artifact, message: Sequence[Artifac
     return None
 
 
-def defended(
+def apply_defenses(
     defenses: Sequence[Defense],
     emission: Emission,
     sending: Sending,
@@ -96,7 +100,7 @@ def defended(
 
     Args:
         number: place of the emission among those of this client and round.
-        passes: of the extractor seen by `collecting`; None where nothing was watched.
+        passes: of the extractor seen by `represent_with_defenses`; None where nothing was watched.
 
     Raises:
         IncompatibleError: a defence returned another kind, other names or shapes, or values that
@@ -121,13 +125,8 @@ def defended(
                 f"{sending.round}; the accounting of defence '{defense.name}' expects it "
                 + ("before the first round only." if once else "later.")
             )
-        rng = stream(
-            sending.seed,
-            f"defense {place} {defense.name}",
-            client=sending.client,
-            round=sending.round,
-            index=number,
-        )
+        who, purpose = sending.client, f"defense {place} {defense.name}"
+        rng = stream(sending.seed, purpose, client=who, round=sending.round, index=number)
         artifact = _same_form(defense, artifact, defense.defend(artifact, sending, rng))
     return Emission(artifact, emission.mixture)
 

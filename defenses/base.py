@@ -13,10 +13,10 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from fedre_privacy.core.artifact_schema import Role
 from fedre_privacy.core.artifacts import Artifact, is_one_of
 from fedre_privacy.core.channels import Channel
 from fedre_privacy.core.config import plain_plugin
-from fedre_privacy.core.contents import Role
 from fedre_privacy.core.registry import Registry
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.tradeoff import VACUOUS
@@ -59,7 +59,7 @@ class Sending:
 
 
 @dataclass(frozen=True, eq=False)
-class Facts:
+class FederationFacts:
     """What is known of a federation before it starts: the input of checks and of accounting.
 
     Args:
@@ -94,19 +94,19 @@ class Facts:
         return len(self.participations)
 
     @property
-    def valued(self) -> tuple[type[Artifact], ...]:
+    def kinds_with_values(self) -> tuple[type[Artifact], ...]:
         """Kinds sent that hold more than counts."""
-        return valued(self.kinds)
+        return sensitive_kinds(self.kinds)
 
 
-def valued(kinds: Iterable[type[Artifact]]) -> tuple[type[Artifact], ...]:
+def sensitive_kinds(kinds: Iterable[type[Artifact]]) -> tuple[type[Artifact], ...]:
     """Leave out the kinds that no defence touches."""
     return tuple(kind for kind in kinds if Role.OPEN not in kind.roles)
 
 
 def uses(kinds: Iterable[type[Artifact]], rounds: int) -> int:
     """Count the artifacts with values that a client sends in so many rounds."""
-    return sum(1 if Role.ONCE in kind.roles else rounds for kind in valued(kinds))
+    return sum(1 if Role.ONCE in kind.roles else rounds for kind in sensitive_kinds(kinds))
 
 
 @dataclass(frozen=True)
@@ -169,21 +169,15 @@ class TrainingSamples(Protocol):
 
 
 class Trainer(Protocol):
-    """Another way of local training, in place of plain SGD."""
+    """Another way of local training, in place of plain SGD; arguments as of `DPSGD`."""
 
     @property
     def batches(self) -> Callable[..., Iterator[Tensor]]:
-        """(count, batch_size, epochs, rng, steps, device) to sample numbers (b,) of each batch.
-
-        b may be 0. `DPSGD.batches` says what each argument means.
-        """
+        """Sample numbers (b,) of each batch; b may be 0."""
 
     @property
     def fit(self) -> Callable[..., float]:
-        """(modules, loss, samples, and how to train) to the mean loss; trains in place.
-
-        Arguments as of `DPSGD.fit`.
-        """
+        """Train modules in place; the mean loss."""
 
 
 @defenses.base
@@ -197,9 +191,9 @@ class Defense:
     adds_noise: ClassVar[bool] = False
     """Whether it claims a guarantee for what `defend` returns."""
 
-    def check(self, facts: Facts) -> list[str]:
+    def check(self, facts: FederationFacts) -> list[str]:
         """Return every reason why this defence cannot be used in a federation."""
-        sent = facts.valued
+        sent = facts.kinds_with_values
         if not self.acts_on or any(is_one_of(kind, self.acts_on) for kind in sent):
             return []
         listed = ", ".join(kind.__name__ for kind in sent) or "nothing"
@@ -210,7 +204,7 @@ class Defense:
             "Leave it out, or choose a protocol that sends one of these."
         ]
 
-    def settled(self, facts: Facts) -> Defense:
+    def settled(self, facts: FederationFacts) -> Defense:
         """Return itself with settings that follow from the federation filled in.
 
         It is asked for once, after `check`; what it returns acts, and is what attackers know.
@@ -251,15 +245,15 @@ class Defense:
         """
         return total
 
-    def cost(self, facts: Facts) -> PrivacyCost | None:
+    def cost(self, facts: FederationFacts) -> PrivacyCost | None:
         """What it spends over the whole run, or None: a heuristic without a formal guarantee."""
         return None
 
-    def public(self, facts: Facts) -> dict[str, Any]:
+    def public(self, facts: FederationFacts) -> dict[str, Any]:
         """Name and settings, with derived ones filled in: what an adaptive attacker knows."""
         return plain_plugin(self)
 
-    def channel(self, facts: Facts) -> Channel | None:
+    def channel(self, facts: FederationFacts) -> Channel | None:
         """What it does to uploads, for attackers to adapt to; None: it does not say.
 
         Without a channel no attack adapts to it, and every attack on such a run says so.

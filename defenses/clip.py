@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.core.artifacts import Artifact, is_one_of
-from fedre_privacy.core.channels import Bound, Channel
+from fedre_privacy.core.channels import Channel, ClippingStep
 from fedre_privacy.core.config import knob
 
-from .base import Defense, Facts, Sending, defenses
-from .values import BOUNDED, COLLECTED, clip_rows, clipped
+from .base import Defense, FederationFacts, Sending, defenses
+from .values import BOUNDED, COLLECTED, clip_rows, clip_to_norm
 
 
 @defenses.register("clip")
@@ -42,11 +42,11 @@ class Clip(Defense):
         choices=("upload", "representation"),
     )
 
-    def check(self, facts: Facts) -> list[str]:
+    def check(self, facts: FederationFacts) -> list[str]:
         kinds = COLLECTED if self.where == "representation" else BOUNDED
-        if any(is_one_of(kind, kinds) for kind in facts.valued):
+        if any(is_one_of(kind, kinds) for kind in facts.kinds_with_values):
             return []
-        sent = ", ".join(kind.__name__ for kind in facts.valued) or "nothing"
+        sent = ", ".join(kind.__name__ for kind in facts.kinds_with_values) or "nothing"
         return [
             f"Defence 'clip' with where={self.where} has nothing to shorten: protocol "
             f"'{facts.protocol}' sends {sent}."
@@ -58,8 +58,8 @@ class Clip(Defense):
         return partial(clip_rows, norm=self.norm)
 
     def defend(self, artifact: Artifact, sending: Sending, rng: torch.Generator) -> Artifact:
-        return clipped(artifact, self.norm, sending) if self.where == "upload" else artifact
+        return clip_to_norm(artifact, self.norm, sending) if self.where == "upload" else artifact
 
-    def channel(self, facts: Facts) -> Channel:
-        bound = (Bound(self.norm),)
+    def channel(self, facts: FederationFacts) -> Channel:
+        bound = (ClippingStep(self.norm),)
         return Channel(rows=bound, updates=bound) if self.where == "upload" else Channel(each=bound)

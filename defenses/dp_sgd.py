@@ -7,19 +7,29 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedre_privacy.core.artifact_schema import Role
 from fedre_privacy.core.artifacts import is_one_of
 from fedre_privacy.core.channels import Channel, NoisySteps
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.contents import Role
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.optimisers import SGD, groups_of
 
 from .accounting import ACCOUNTANTS, epsilon_of, least_noise
-from .base import RECORD, Defense, Facts, PrivacyCost, Release, Trainer, TrainingSamples, defenses
+from .base import (
+    RECORD,
+    Defense,
+    FederationFacts,
+    PrivacyCost,
+    Release,
+    Trainer,
+    TrainingSamples,
+    defenses,
+)
 from .noise import check_delta
 from .values import TRAINED
 
@@ -85,15 +95,15 @@ class DPSGD(Defense):
         if problems:
             raise ConfigError(*problems)
 
-    def check(self, facts: Facts) -> list[str]:
+    def check(self, facts: FederationFacts) -> list[str]:
         problems = check_delta(self.name, self.delta, RECORD, facts)
-        for client in range(facts.clients) if facts.model else ():
-            found = obstacle(facts.model(client)) if facts.model else None
-            if found:
+        models = map(facts.model, range(facts.clients)) if facts.model else ()
+        for client, model in enumerate(models):
+            if found := obstacle(model):
                 problems.append(refusal(f"client {client}", *found))
         return problems
 
-    def settled(self, facts: Facts) -> Defense:
+    def settled(self, facts: FederationFacts) -> Defense:
         if self.epsilon is None:
             return self
 
@@ -107,10 +117,10 @@ class DPSGD(Defense):
     def trainer(self) -> Trainer:
         return self
 
-    def channel(self, facts: Facts) -> Channel:
+    def channel(self, facts: FederationFacts) -> Channel:
         return Channel(training=(NoisySteps(float(self.clip or 0), float(self.noise or 0)),))
 
-    def cost(self, facts: Facts) -> PrivacyCost:
+    def cost(self, facts: FederationFacts) -> PrivacyCost:
         releases = []
         for counts, rounds in zip(facts.class_counts, facts.participations, strict=True):
             size = sum(counts)
@@ -125,7 +135,9 @@ class DPSGD(Defense):
             delta=self.delta,
             releases=tuple(releases),
             pure=(0.0,) * facts.clients,
-            covers=tuple(k for k in facts.valued if is_one_of(k, (*TRAINED, Role.PACKED))),
+            covers=tuple(
+                k for k in facts.kinds_with_values if is_one_of(k, (*TRAINED, Role.PACKED))
+            ),
             assumptions=(
                 "one record is added or removed; batches are Poisson samples that stay secret",
                 "the noise is secret (here it comes from the run's seed) and exact (here floating "
@@ -185,8 +197,7 @@ class DPSGD(Defense):
         """
         modules = list(modules)
         for module in modules:
-            found = obstacle(module)
-            if found:
+            if found := obstacle(module):
                 raise IncompatibleError(refusal(who, *found))
         groups = groups_of(modules, lr)
         if not any(group["params"] for group in groups) or not len(samples):
@@ -242,7 +253,7 @@ def per_sample_gradients(
     """
     from opacus.grad_sample import GradSampleHooks
 
-    hooks = [GradSampleHooks(m, loss_reduction="mean") for m in modules if _trained(m)]
+    hooks = [GradSampleHooks(m, loss_reduction="mean") for m in modules if _trainable_parameters(m)]
 
     def switch(on: bool) -> None:
         for hook in hooks:
@@ -290,7 +301,7 @@ def refusal(who: str, layer: str, what: str) -> str:
     return f"Defence 'dp-sgd': {who}, {where} is {what}. Remedy: {remedy} --models cnn4 or cnn5."
 
 
-def _trained(module: nn.Module) -> bool:
+def _trainable_parameters(module: nn.Module) -> bool:
     return any(p.requires_grad for p in module.parameters())
 
 
@@ -325,12 +336,10 @@ def _same_alone(
     loss(images, labels).backward()
     _complete(params, count)
     # a layer that was used on something else than the batch has another number of gradients
-    if any(
-        not isinstance(p.grad_sample, Tensor) or len(p.grad_sample) != count  # type: ignore[attr-defined]
-        for p in params
-    ):
+    samples: list[Any] = [p.grad_sample for p in params]  # type: ignore[attr-defined]
+    if any(not isinstance(one, Tensor) or len(one) != count for one in samples):
         return False
-    together = torch.cat([p.grad_sample.flatten(1) for p in params], 1)  # type: ignore[attr-defined]
+    together = torch.cat([one.flatten(1) for one in samples], 1)
     scale = max(float(together.norm(dim=1).max()), clip)
     if not math.isfinite(scale):
         return True  # the model has diverged, which the training says itself
@@ -338,13 +347,8 @@ def _same_alone(
     switch(False)
     for row in range(count):
         given = loss(images[row : row + 1], labels[row : row + 1])
-        alone = torch.autograd.grad(given, params, allow_unused=True)
-        flat = torch.cat(
-            [
-                (torch.zeros_like(p) if g is None else g).flatten()
-                for p, g in zip(params, alone, strict=True)
-            ]
-        )
+        alone = torch.autograd.grad(given, params, materialize_grads=True)
+        flat = torch.cat([slope.flatten() for slope in alone])
         fits &= bool((together[row] - flat).norm() <= 1e-4 * scale)
     switch(True)
     return fits
@@ -365,12 +369,8 @@ def _probe(
         IncompatibleError: they differ, so the loss is no mean over samples.
     """
     count = min(PROBE, len(samples))
-    quiet = [
-        part
-        for module in modules
-        for part in module.modules()
-        if isinstance(part, nn.modules.dropout._DropoutNd)
-    ]
+    parts = [part for module in modules for part in module.modules()]
+    quiet = [part for part in parts if isinstance(part, nn.modules.dropout._DropoutNd)]
     for part in quiet:
         part.eval()
     images, labels = samples.batch(slice(0, count))

@@ -17,17 +17,27 @@ from fedre_privacy.core.config import knob, plain_plugin
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.gdp import gdp_mu
 
-from .base import CLIENT, RECORD, Defense, Facts, PrivacyCost, Release, Sending, defenses, uses
+from .base import (
+    CLIENT,
+    RECORD,
+    Defense,
+    FederationFacts,
+    PrivacyCost,
+    Release,
+    Sending,
+    defenses,
+    uses,
+)
 from .noise import (
     PUBLIC,
     check_noise,
-    covered,
     missing_clip,
     noise_channel,
     noisy,
+    roles_with_sensitivity,
     sensitivities,
 )
-from .values import BOUNDED, clip_rows, clipped
+from .values import BOUNDED, clip_rows, clip_to_norm
 
 
 @defenses.register("gaussian")
@@ -92,7 +102,7 @@ class Gaussian(Defense):
         if problems:
             raise ConfigError(*problems)
 
-    def check(self, facts: Facts) -> list[str]:
+    def check(self, facts: FederationFacts) -> list[str]:
         return check_noise(self, self.unit, self.delta, facts)
 
     def multiplier(self, kinds: tuple[type[Artifact], ...], rounds: int) -> float:
@@ -105,18 +115,20 @@ class Gaussian(Defense):
         return partial(clip_rows, norm=float(self.clip or 0)) if self.unit == RECORD else None
 
     def defend(self, artifact: Artifact, sending: Sending, rng: torch.Generator) -> Artifact:
-        if not is_one_of(type(artifact), covered(self.unit)):
+        if not is_one_of(type(artifact), roles_with_sensitivity(self.unit)):
             return artifact
         bound = float(self.clip or 0)
         if self.unit == CLIENT:
-            artifact = clipped(artifact, bound, sending)
+            artifact = clip_to_norm(artifact, bound, sending)
         z = self.multiplier(sending.kinds, sending.rounds)
         scales = z * sensitivities(artifact, bound, self.unit, sending)
         return noisy(artifact, scales, lambda shape: torch.randn(shape, generator=rng))
 
-    def cost(self, facts: Facts) -> PrivacyCost:
+    def cost(self, facts: FederationFacts) -> PrivacyCost:
         z = self.multiplier(facts.kinds, facts.rounds)
-        kinds = tuple(k for k in facts.valued if is_one_of(k, covered(self.unit)))
+        kinds = tuple(
+            k for k in facts.kinds_with_values if is_one_of(k, roles_with_sensitivity(self.unit))
+        )
         return PrivacyCost(
             unit=self.unit,
             delta=self.delta,
@@ -126,10 +138,10 @@ class Gaussian(Defense):
             assumptions=PUBLIC,
         )
 
-    def public(self, facts: Facts) -> dict[str, Any]:
+    def public(self, facts: FederationFacts) -> dict[str, Any]:
         return {**plain_plugin(self), "noise": self.multiplier(facts.kinds, facts.rounds)}
 
-    def channel(self, facts: Facts) -> Channel:
+    def channel(self, facts: FederationFacts) -> Channel:
         z = self.multiplier(facts.kinds, facts.rounds)
         return noise_channel(self.unit, float(self.clip or 0), z, normal=True)
 

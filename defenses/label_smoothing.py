@@ -10,7 +10,7 @@ from fedre_privacy.core.artifacts import Artifact, EntangledRep
 from fedre_privacy.core.channels import Channel, Smoothing
 from fedre_privacy.core.config import knob
 
-from .base import Defense, Facts, Sending, defenses
+from .base import Defense, FederationFacts, Sending, defenses
 
 
 @defenses.register("label-smoothing")
@@ -37,5 +37,5 @@ class LabelSmoothing(Defense):
         plain = artifact.encoding
         return EntangledRep(artifact.rep, (1 - self.alpha) * plain + self.alpha / plain.numel())
 
-    def channel(self, facts: Facts) -> Channel:
+    def channel(self, facts: FederationFacts) -> Channel:
         return Channel(encoding=(Smoothing(self.alpha),))

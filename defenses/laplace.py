@@ -15,9 +15,17 @@ from fedre_privacy.core.channels import Channel
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import ConfigError
 
-from .base import CLIENT, RECORD, Defense, Facts, PrivacyCost, Sending, defenses, uses
-from .noise import PUBLIC, check_noise, covered, missing_clip, noise_channel, noisy, sensitivities
-from .values import BOUNDED, clip_rows, clipped, values_of
+from .base import CLIENT, RECORD, Defense, FederationFacts, PrivacyCost, Sending, defenses, uses
+from .noise import (
+    PUBLIC,
+    check_noise,
+    missing_clip,
+    noise_channel,
+    noisy,
+    roles_with_sensitivity,
+    sensitivities,
+)
+from .values import BOUNDED, clip_rows, clip_to_norm, values_of
 
 
 @defenses.register("laplace")
@@ -54,18 +62,18 @@ class Laplace(Defense):
         if problems:
             raise ConfigError(*problems)
 
-    def check(self, facts: Facts) -> list[str]:
+    def check(self, facts: FederationFacts) -> list[str]:
         return check_noise(self, self.unit, 0.0, facts)
 
     def represent(self) -> Callable[[Tensor], Tensor] | None:
         return partial(clip_rows, norm=float(self.clip or 0)) if self.unit == RECORD else None
 
     def defend(self, artifact: Artifact, sending: Sending, rng: torch.Generator) -> Artifact:
-        if not is_one_of(type(artifact), covered(self.unit)):
+        if not is_one_of(type(artifact), roles_with_sensitivity(self.unit)):
             return artifact
         bound = float(self.clip or 0)
         if self.unit == CLIENT:
-            artifact = clipped(artifact, bound, sending)
+            artifact = clip_to_norm(artifact, bound, sending)
         numel = sum(value.numel() for value in values_of(artifact).values())
         scales = sensitivities(artifact, bound, self.unit, sending)
         together = numel if self.unit == CLIENT else numel // len(scales)
@@ -78,8 +86,10 @@ class Laplace(Defense):
 
         return noisy(artifact, scales, draw)
 
-    def cost(self, facts: Facts) -> PrivacyCost:
-        kinds = tuple(k for k in facts.valued if is_one_of(k, covered(self.unit)))
+    def cost(self, facts: FederationFacts) -> PrivacyCost:
+        kinds = tuple(
+            k for k in facts.kinds_with_values if is_one_of(k, roles_with_sensitivity(self.unit))
+        )
         return PrivacyCost(
             unit=self.unit,
             delta=0.0,
@@ -89,7 +99,7 @@ class Laplace(Defense):
             assumptions=PUBLIC,
         )
 
-    def channel(self, facts: Facts) -> Channel:
+    def channel(self, facts: FederationFacts) -> Channel:
         # a Laplace variable of scale b has the standard deviation sqrt(2) b
         multiplier = math.sqrt(2) / self.epsilon
         return noise_channel(self.unit, float(self.clip or 0), multiplier, per_number=True)

@@ -11,7 +11,7 @@ from fedre_privacy.core.artifacts import Artifact, is_one_of
 from fedre_privacy.core.channels import Channel, Masking
 from fedre_privacy.core.config import knob
 
-from .base import Defense, Facts, Sending, defenses
+from .base import Defense, FederationFacts, Sending, defenses
 from .values import BOUNDED, VECTORS, update_of, values_of, with_update, with_values
 
 
@@ -40,22 +40,20 @@ class Mask(Defense):
         if self.fixed:
             rng = sending.of_run(f"mask {artifact.kind}")
         if is_one_of(type(artifact), VECTORS):
-            return with_values(
-                artifact,
-                {
-                    name: value * self._drawn(value.shape[-1:], rng)
-                    for name, value in values_of(artifact).items()
-                },
-            )
+            rows = values_of(artifact)
+            masked = {
+                name: value * self._draw_mask(value.shape[-1:], rng) for name, value in rows.items()
+            }
+            return with_values(artifact, masked)
         update = update_of(artifact, sending)
-        masked = {name: value * self._drawn(value.shape, rng) for name, value in update.items()}
+        masked = {name: value * self._draw_mask(value.shape, rng) for name, value in update.items()}
         return with_update(artifact, masked, sending)
 
-    def channel(self, facts: Facts) -> Channel:
+    def channel(self, facts: FederationFacts) -> Channel:
         masked = (Masking(1 / self.keep if self.rescale else 1.0),)
         return Channel(rows=masked, updates=masked)
 
-    def _drawn(self, shape: torch.Size, rng: torch.Generator) -> Tensor:
+    def _draw_mask(self, shape: torch.Size, rng: torch.Generator) -> Tensor:
         count = shape.numel()
         kept = torch.zeros(count)
         chosen = torch.randperm(count, generator=rng)[: max(1, round(self.keep * count))]

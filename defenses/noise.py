@@ -8,20 +8,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.artifact_schema import Role
 from fedre_privacy.core.artifacts import Artifact, is_one_of
-from fedre_privacy.core.channels import Bound, Channel, Noise, UnknownNoise
-from fedre_privacy.core.contents import Role
+from fedre_privacy.core.channels import Channel, ClippingStep, Noise, UnknownNoise
 
-from .base import CLIENT, Defense, Facts, Sending
-from .values import (
-    BOUNDED,
-    COLLECTED,
-    VECTORS,
-    num_rows,
-    record_weights,
-    values_of,
-    with_values,
-)
+from .base import CLIENT, Defense, FederationFacts, Sending
+from .values import BOUNDED, COLLECTED, VECTORS, num_rows, record_weights, values_of, with_values
 
 A = TypeVar("A", bound=Artifact)
 
@@ -31,7 +23,7 @@ PUBLIC = (
 )
 
 
-def covered(unit: str) -> tuple[Role, ...]:
+def roles_with_sensitivity(unit: str) -> tuple[Role, ...]:
     """Roles of the kinds whose sensitivity is known for a unit."""
     return BOUNDED if unit == CLIENT else COLLECTED
 
@@ -78,11 +70,11 @@ def noise_channel(
         normal: its law is the normal one.
     """
     if unit != CLIENT:
-        return Channel(each=(Bound(bound),), rows=(UnknownNoise(),))
+        return Channel(each=(ClippingStep(bound),), rows=(UnknownNoise(),))
     std = 2 * bound * multiplier
     return Channel(
-        rows=(Bound(bound), Noise(std, True, per_number, normal)),
-        updates=(Bound(bound), Noise(std, False, per_number, normal)),
+        rows=(ClippingStep(bound), Noise(std, True, per_number, normal)),
+        updates=(ClippingStep(bound), Noise(std, False, per_number, normal)),
     )
 
 
@@ -94,19 +86,19 @@ def missing_clip(name: str) -> str:
     )
 
 
-def check_noise(defense: Defense, unit: str, delta: float, facts: Facts) -> list[str]:
+def check_noise(defense: Defense, unit: str, delta: float, facts: FederationFacts) -> list[str]:
     """Every reason why a noise defence cannot be used."""
     problems = []
-    kinds = covered(unit)
-    sent = ", ".join(kind.__name__ for kind in facts.valued) or "nothing"
-    if not any(is_one_of(kind, kinds) for kind in facts.valued):
+    kinds = roles_with_sensitivity(unit)
+    sent = ", ".join(kind.__name__ for kind in facts.kinds_with_values) or "nothing"
+    if not any(is_one_of(kind, kinds) for kind in facts.kinds_with_values):
         remedy = "Use dp-sgd for what is trained." if unit != CLIENT else "Choose another protocol."
         problems.append(
             f"Defence '{defense.name}' with unit={unit} has nothing to add noise to: protocol "
             f"'{facts.protocol}' sends {sent}. {remedy}"
         )
-    unknown = [kind.__name__ for kind in facts.valued if not is_one_of(kind, BOUNDED)]
-    if unit == CLIENT and unknown and len(unknown) < len(facts.valued):
+    unknown = [kind.__name__ for kind in facts.kinds_with_values if not is_one_of(kind, BOUNDED)]
+    if unit == CLIENT and unknown and len(unknown) < len(facts.kinds_with_values):
         problems.append(
             f"Defence '{defense.name}' cannot bound {', '.join(unknown)}, which protocol "
             f"'{facts.protocol}' sends as well."
@@ -119,7 +111,7 @@ def check_noise(defense: Defense, unit: str, delta: float, facts: Facts) -> list
     return problems + check_delta(defense.name, delta, unit, facts)
 
 
-def check_delta(name: str, delta: float, unit: str, facts: Facts) -> list[str]:
+def check_delta(name: str, delta: float, unit: str, facts: FederationFacts) -> list[str]:
     """A delta of 1/n or more allows to publish somebody's data outright."""
     if unit == CLIENT:
         count, what = facts.clients, "clients"

@@ -10,7 +10,7 @@ from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.channels import Channel, Masking
 from fedre_privacy.core.config import knob
 
-from .base import Defense, Facts, Sending, defenses
+from .base import Defense, FederationFacts, Sending, defenses
 from .values import TRAINED, update_of, with_update
 
 
@@ -41,14 +41,11 @@ class Prune(Defense):
         kept = torch.zeros(len(flat), dtype=torch.bool)
         kept[flat.abs().topk(count).indices] = True
         masks = kept.split([value.numel() for value in update.values()])
-        return with_update(
-            artifact,
-            {
-                name: torch.where(mask.reshape(value.shape), value, 0.0)
-                for (name, value), mask in zip(update.items(), masks, strict=True)
-            },
-            sending,
-        )
+        pruned = {
+            name: torch.where(mask.reshape(value.shape), value, 0.0)
+            for (name, value), mask in zip(update.items(), masks, strict=True)
+        }
+        return with_update(artifact, pruned, sending)
 
-    def channel(self, facts: Facts) -> Channel:
+    def channel(self, facts: FederationFacts) -> Channel:
         return Channel(updates=(Masking(),))

@@ -11,7 +11,7 @@ from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.channels import Channel, RandomRounding
 from fedre_privacy.core.config import knob
 
-from .base import Defense, Facts, Sending, defenses
+from .base import Defense, FederationFacts, Sending, defenses
 from .values import ALL, update_of, with_update
 
 
@@ -36,14 +36,14 @@ class Quantise(Defense):
 
     def defend(self, artifact: Artifact, sending: Sending, rng: torch.Generator) -> Artifact:
         update = update_of(artifact, sending)
-        rounded = {name: self._rounded(value, rng) for name, value in update.items()}
+        rounded = {name: self._round(value, rng) for name, value in update.items()}
         return with_update(artifact, rounded, sending)
 
-    def channel(self, facts: Facts) -> Channel:
+    def channel(self, facts: FederationFacts) -> Channel:
         rounding = (RandomRounding(2**self.bits),)
         return Channel(rows=rounding, updates=rounding)
 
-    def _rounded(self, values: Tensor, rng: torch.Generator) -> Tensor:
+    def _round(self, values: Tensor, rng: torch.Generator) -> Tensor:
         drawn = torch.rand(values.shape, generator=rng, dtype=torch.float64)
         scale = values.double().abs().amax() if values.numel() else torch.zeros(())
         if not float(scale):

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.artifact_schema import Content, Role, Sum
 from fedre_privacy.core.artifacts import Artifact, Counts
-from fedre_privacy.core.channels import Channel, Summed
-from fedre_privacy.core.contents import Content, Role, Sum
+from fedre_privacy.core.channels import Channel, SummingStep
 from fedre_privacy.core.types import AGGREGATE, Upload
 
-from .base import Defense, Facts, defenses
+from .base import Defense, FederationFacts, defenses
 
 
 @defenses.register("secagg")
@@ -36,7 +36,7 @@ class SecureAggregation(Defense):
     Deviations: sums are of float64 numbers, not of a finite field; nobody drops out.
     """
 
-    def check(self, facts: Facts) -> list[str]:
+    def check(self, facts: FederationFacts) -> list[str]:
         if facts.sums:
             return []
         why = "its server uses single uploads, not their sum"
@@ -53,16 +53,16 @@ class SecureAggregation(Defense):
     def seen(self, uploads: Sequence[Upload], sizes: Sequence[int]) -> tuple[Upload, ...]:
         if not any(upload.artifacts for upload in uploads):
             return tuple(uploads)
-        return (aggregated(uploads, sizes),)
+        return (aggregate_upload(uploads, sizes),)
 
     def left(self, total: Upload, known: Sequence[Upload], sizes: Sequence[int]) -> Upload:
         return left_alone(total, known, sizes)
 
-    def channel(self, facts: Facts) -> Channel:
-        return Channel(round=(Summed(),))
+    def channel(self, facts: FederationFacts) -> Channel:
+        return Channel(round=(SummingStep(),))
 
 
-def aggregated(uploads: Sequence[Upload], sizes: Sequence[int]) -> Upload:
+def aggregate_upload(uploads: Sequence[Upload], sizes: Sequence[int]) -> Upload:
     """One upload that stands for those of a round.
 
     Args:
@@ -90,7 +90,7 @@ def left_alone(total: Upload, known: Sequence[Upload], sizes: Sequence[int]) -> 
     """The one upload behind a sum that is not known: the sum less the others.
 
     Args:
-        total: of `aggregated`. known: all uploads behind it but one.
+        total: of `aggregate_upload`. known: all uploads behind it but one.
         sizes: training samples of every client, by client number.
     """
     (client,) = set(total.participants) - {upload.client for upload in known}
@@ -173,12 +173,9 @@ def _mean(held: Sequence[Artifact], share: Tensor) -> Artifact:
 
 def _total(held: Sequence[Artifact]) -> Artifact:
     """The sum of all numbers in each tensor, (1,)."""
-    first = held[0].tensors()
+    parts = [artifact.tensors() for artifact in held]
     return type(held[0]).from_tensors(
-        {
-            name: torch.stack([artifact.tensors()[name].sum() for artifact in held]).sum()[None]
-            for name in first
-        }
+        {name: torch.stack([own[name].sum() for own in parts]).sum()[None] for name in parts[0]}
     )
 
 
@@ -189,10 +186,9 @@ def _class_means(kind: type[Artifact], uploads: Sequence[Upload]) -> list[Artifa
         counts = [a.values for a in upload.artifacts if isinstance(a, Counts)]
         for artifact in upload.artifacts:
             if type(artifact) is kind:
-                held = {artifact.content()[n]: (n, t) for n, t in artifact.tensors().items()}
-                label_name, own = held.pop(Content.LABEL)
-                ((row_name, values),) = held.values()
-                rows.append(values.double())
+                label_name, row_name = _names(artifact)
+                own = artifact.tensors()[label_name]
+                rows.append(artifact.tensors()[row_name].double())
                 labels.append(own)
                 weights.append(counts[0] if counts else torch.ones(len(own), dtype=torch.int64))
     classes, place = torch.cat(labels).unique(return_inverse=True)

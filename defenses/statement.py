@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from typing import Any
 
 from fedre_privacy.core.tradeoff import LINE_UP
 
 from .accounting import curve_of, epsilon_of
-from .base import CLIENT, RECORD, Defense, Facts, Guarantee, PrivacyCost, Statement
+from .base import CLIENT, RECORD, Defense, FederationFacts, Guarantee, PrivacyCost, Statement
+
+CLEAR = ("who takes part in which round", "losses and accuracies in the run's own record")
+"""What no defence covers."""
 
 Costs = Sequence[tuple[Defense, PrivacyCost]]
 
 
-def check_all(defenses: Sequence[Defense], facts: Facts) -> list[str]:
+def check_all(defenses: Sequence[Defense], facts: FederationFacts) -> list[str]:
     """Every reason why these defences cannot be used, alone or in this order."""
     problems = [problem for defense in defenses for problem in defense.check(facts)]
     noisy = [d for d in defenses if d.adds_noise]
@@ -25,25 +29,21 @@ def check_all(defenses: Sequence[Defense], facts: Facts) -> list[str]:
             problems.append(f"Defences {names} both {what}; give one.")
     for defense in noisy:
         cost = defense.cost(facts)
+        if cost is None or cost.unit != RECORD:
+            continue
         place = list(defenses).index(defense)
-        before = [
-            d.name
-            for d in defenses[:place]
-            if type(d).defend is not Defense.defend and d.name != "clip"
-        ]
-        after = [
-            d.name for d in defenses[place + 1 :] if d.represent() is not None and d.name != "clip"
-        ]
-        if cost and cost.unit == RECORD and before:
-            problems.append(
-                f"Defence '{defense.name}' with unit=record must come before {', '.join(before)}, "
-                "which would change how much one record moves the upload. Swap them."
-            )
-        if cost and cost.unit == RECORD and after:
-            problems.append(
-                f"Defence '{defense.name}' with unit=record must come after {', '.join(after)}, "
-                "which would change representations that it has bounded. Swap them."
-            )
+        first = [d for d in defenses[:place] if type(d).defend is not Defense.defend]
+        later = [d for d in defenses[place + 1 :] if d.represent() is not None]
+        for others, where, why in (
+            (first, "before", "which would change how much one record moves the upload"),
+            (later, "after", "which would change representations that it has bounded"),
+        ):
+            names = ", ".join(d.name for d in others if d.name != "clip")
+            if names:
+                problems.append(
+                    f"Defence '{defense.name}' with unit=record must come {where} {names}, {why}. "
+                    "Swap them."
+                )
     sums = [d for d in defenses if type(d).seen is not Defense.seen]
     problems += [
         f"Defence '{d.name}' must come last, as it acts on what is sent. Move it to the end."
@@ -59,30 +59,27 @@ def check_all(defenses: Sequence[Defense], facts: Facts) -> list[str]:
     return problems
 
 
-def state(defenses: Sequence[Defense], facts: Facts) -> Statement:
+def state(defenses: Sequence[Defense], facts: FederationFacts) -> Statement:
     """Add up what defences spend over the whole run, and say what stays in the clear."""
     costs = [(d, cost) for d in defenses if (cost := d.cost(facts)) is not None]
     guarantees: list[Guarantee] = []
     reasons: list[str] = []
     for unit in (CLIENT, RECORD):
         own = [(d, cost) for d, cost in costs if cost.unit == unit]
-        if not own:
-            continue
-        lacking = _lacking(unit, own, facts)
-        if lacking:
-            # what hides a whole client hides each of its records
-            reasons += [lacking] if not guarantees else []
-        else:
+        lacking = _missing_guarantee(unit, own, facts) if own else None
+        if own and not lacking:
             guarantees.append(_compose(unit, own, facts))
+        elif lacking and not guarantees:  # what hides a whole client hides each of its records
+            reasons.append(lacking)
     return Statement(
         tuple(guarantees),
         tuple(reasons),
-        tuple(_in_the_clear(facts)) if costs else (),
+        (*dict.fromkeys(kind.tells for kind in facts.kinds if kind.tells), *CLEAR) if costs else (),
         tuple(d.name for d in defenses if d.cost(facts) is None),
     )
 
 
-def _lacking(unit: str, costs: Costs, facts: Facts) -> str | None:
+def _missing_guarantee(unit: str, costs: Costs, facts: FederationFacts) -> str | None:
     """Why there is no guarantee for a unit, if there is none."""
     names = " and ".join(d.name for d, _ in costs)
     if unit == RECORD:
@@ -97,14 +94,14 @@ def _lacking(unit: str, costs: Costs, facts: Facts) -> str | None:
                 f"'{facts.protocol}' are not known to use their data in local training only"
             )
     covers = tuple(kind for _, cost in costs for kind in cost.covers)
-    bare = [kind.__name__ for kind in facts.valued if kind not in covers]
+    bare = [kind.__name__ for kind in facts.kinds_with_values if kind not in covers]
     if not bare:
         return None
     remedy = "; add gaussian with unit=record" if unit == RECORD else ""
     return f"{names}: no guarantee for a {unit}, because {', '.join(bare)} go out bare{remedy}"
 
 
-def _compose(unit: str, costs: Costs, facts: Facts) -> Guarantee:
+def _compose(unit: str, costs: Costs, facts: FederationFacts) -> Guarantee:
     delta = max(cost.delta for _, cost in costs)
     accountant = next((c.accountant for d, c in costs if d.trainer() is not None), "prv")
     by_client = []
@@ -124,22 +121,14 @@ def _compose(unit: str, costs: Costs, facts: Facts) -> Guarantee:
         epsilon=max(by_client),
         delta=delta,
         by_client=tuple(by_client),
-        covers=tuple(kind.__name__ for kind in facts.valued),
+        covers=tuple(kind.__name__ for kind in facts.kinds_with_values),
         by=tuple(d.name for d, _ in costs),
         assumptions=tuple(assumptions),
         line_up=line_up,
     )
 
 
-def _in_the_clear(facts: Facts) -> list[str]:
-    return [
-        *dict.fromkeys(kind.tells for kind in facts.kinds if kind.tells),
-        "who takes part in which round",
-        "losses and accuracies in the run's own record",
-    ]
-
-
-def record(defenses: Sequence[Defense], facts: Facts) -> dict[str, Any]:
+def record(defenses: Sequence[Defense], facts: FederationFacts) -> dict[str, Any]:
     """What a run's record says: settings known to an adaptive attacker, and the statement.
 
     Returns:
@@ -150,16 +139,8 @@ def record(defenses: Sequence[Defense], facts: Facts) -> dict[str, Any]:
     return {
         "defense": [defense.public(facts) for defense in defenses],
         "privacy": {
-            **_plain(dataclasses.asdict(statement)),
+            **json.loads(json.dumps(dataclasses.asdict(statement))),
             "says": statement.lines(),
             "bound": statement.bound(),
         },
     }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value

@@ -8,8 +8,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.artifact_schema import Content, Role
 from fedre_privacy.core.artifacts import Artifact, is_one_of
-from fedre_privacy.core.contents import Content, Role
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import Mixture
 
@@ -73,12 +73,11 @@ def clip_together(update: Mapping[str, Tensor], norm: float) -> dict[str, Tensor
     return {name: value * factor for name, value in update.items()}
 
 
-def clipped(artifact: A, norm: float, sending: Sending) -> A:
+def clip_to_norm(artifact: A, norm: float, sending: Sending) -> A:
     """Bound every vector, or the whole update, to a length."""
     if is_one_of(type(artifact), VECTORS):
-        return with_values(
-            artifact, {name: clip_rows(value, norm) for name, value in values_of(artifact).items()}
-        )
+        rows = values_of(artifact)
+        return with_values(artifact, {name: clip_rows(own, norm) for name, own in rows.items()})
     return with_update(artifact, clip_together(update_of(artifact, sending), norm), sending)
 
 

@@ -6,12 +6,11 @@ The registry of metrics is `fedre_privacy.eval.metrics.metrics`; figures are in 
 if __name__ != "fedre_privacy.eval":
     raise ImportError("import fedre_privacy.eval, not the top-level directory")
 
-from .floors import FLOORS, floor_answers
+from .floors import FLOORS, PublicImages, floor_answers
 from .identification import Identification, draw_galleries, identify
 from .matching import RULES, Match, matcher, mean_images, support_sizes
 from .measures import Card, Measure, Verdict
 from .metrics.base import DEFAULT_METRICS, Metric
-from .public import PublicImages
 from .score import Scores, evaluate
 
 __all__ = [

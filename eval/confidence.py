@@ -9,13 +9,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
+import scipy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
 
 from fedre_privacy.core.rng import stream
 
-from .intervals import DRAWS, clustered, ends, finite, resampled, shares
+from .intervals import DRAWS, bootstrap_estimate, cluster_means, ends, finite, shares
 from .measures import RECORD, TABLE, Measure
+from .membership import auc
 from .verdict import MIN_CLIENTS, MIN_TARGETS
 
 EXACT_DB = 60.0
@@ -57,15 +59,16 @@ SUREST = Measure(
     against="all targets",
     shown=RECORD,
 )
-TENTH, QUARTER, HALF = 0.1, 0.25, 0.5
+QUARTER = 0.25
 COVERED = {
-    TENTH: dataclasses.replace(
-        SUREST, key="confidence_surest_tenth", title="surest tenth, over floor"
-    ),
-    QUARTER: SUREST,
-    HALF: dataclasses.replace(
-        SUREST, key="confidence_surest_half", title="surest half, over floor"
-    ),
+    share: dataclasses.replace(
+        SUREST, key=SUREST.key + key, title=SUREST.title.replace("quarter", word)
+    )
+    for share, key, word in (
+        (0.1, "_tenth", "tenth"),
+        (QUARTER, "", "quarter"),
+        (0.5, "_half", "half"),
+    )
 }
 """What is gained by keeping to the answers that the attack is surest of, by their share."""
 BRIER = Measure(
@@ -85,16 +88,12 @@ CALIBRATION = Measure(
     definition=f"of the score read as the probability of being found: mean distance to the share "
     f"found in {BINS} equally full bins, beside that of saying the share of all",
     bounds=(0.0, 1.0),
+    floor=0.0,
+    floor_name="saying the share of all",
     higher_is_more_leakage=False,
     shown=RECORD,
 )
-CONFIDENCE = (
-    AUC.key,
-    RANK.key,
-    *(of.key for of in COVERED.values()),
-    BRIER.key,
-    CALIBRATION.key,
-)
+CONFIDENCE = tuple(of.key for of in (AUC, RANK, *COVERED.values(), BRIER, CALIBRATION))
 CERTIFIED = Measure(
     key="certified",
     title="answers with a certificate",
@@ -133,57 +132,33 @@ def confidence_measures(
     n, units = len(sure), len(clients.unique())
     if n < 2 or float(sure.max()) == float(sure.min()):
         why = "the attack is as sure of all answers"
-        return tuple(
-            dataclasses.replace(of, floor=None, note=why, n=n, targets=n, clients=units)
-            for of in (AUC, RANK, *COVERED.values())
-        )
+        same = [
+            dataclasses.replace(of, floor=None, note=why) for of in (AUC, RANK, *COVERED.values())
+        ]
+        return tuple(dataclasses.replace(of, n=n, targets=n, clients=units) for of in same)
 
-    def area(rows: Tensor) -> float:
-        return _auc(sure[rows], hit[rows] > 0.5)
+    def over_clients(of: Measure, statistic: Callable[[Tensor], float]) -> Measure:
+        return _with_interval(of, statistic, clients, seed)
 
-    def rank(rows: Tensor) -> float:
-        return _spearman(sure[rows], psnr[rows])
-
-    base = float(over.mean())
     out = [
-        _filled(of, of_rows, clients, seed, n, units) for of, of_rows in ((AUC, area), (RANK, rank))
+        over_clients(AUC, lambda rows: auc(sure[rows], hit[rows] > 0.5)),
+        over_clients(RANK, lambda rows: _spearman(sure[rows], psnr[rows])),
     ]
-    order = sure.argsort(descending=True)
+    order, base = sure.argsort(descending=True), float(over.mean())
     for share, of in COVERED.items():
         top = order[: max(1, int(share * n))]
         value = float(over[top].mean())
+        between = ends(cluster_means(over[top][:, None], clients[top]))
         out.append(
             dataclasses.replace(
-                of,
-                value=value,
-                interval=ends(clustered(over[top][:, None], clients[top])),
-                floor=base,
-                over=value - base,
-                n=len(top),
-                targets=n,
-                clients=units,
+                of, value=value, interval=between, floor=base, over=value - base, n=len(top)
             )
         )
     if n >= LEAST_BINNED:
-
-        def skill(rows: Tensor) -> float:
-            return _skill(sure[rows], hit[rows])
-
-        out.append(_filled(BRIER, skill, clients, seed, n, units))
-        error, plain = _calibration(sure, hit), 0.0
-        out.append(
-            dataclasses.replace(
-                CALIBRATION,
-                value=error,
-                n=n,
-                targets=n,
-                clients=units,
-                floor=plain,
-                floor_name="saying the share of all",
-                over=plain - error,
-            )  # fmt: skip
-        )
-    return tuple(out)
+        out.append(over_clients(BRIER, lambda rows: _skill(sure[rows], hit[rows])))
+        error = _calibration(sure, hit)
+        out.append(dataclasses.replace(CALIBRATION, value=error, over=0.0 - error))
+    return tuple(dataclasses.replace(of, n=of.n or n, targets=n, clients=units) for of in out)
 
 
 def knows_which(
@@ -231,20 +206,13 @@ def certificate_measures(
     return tuple(out)
 
 
-def _filled(
-    of: Measure,
-    statistic: Callable[[Tensor], float],
-    clients: Tensor,
-    seed: int,
-    n: int,
-    units: int,
+def _with_interval(
+    of: Measure, statistic: Callable[[Tensor], float], clients: Tensor, seed: int
 ) -> Measure:
     """A statistic of rows with its interval over clients."""
-    value = finite(statistic(torch.arange(n)))
+    value = finite(statistic(torch.arange(len(clients))))
     if value is None:
-        return dataclasses.replace(
-            of, floor=None, note="all targets were found, or none", n=n, targets=n, clients=units
-        )
+        return dataclasses.replace(of, floor=None, note="all targets were found, or none")
     rng = stream(seed, of.key)
     parts = [(clients == client).nonzero().squeeze(1) for client in clients.unique().tolist()]
     drawn = []
@@ -253,11 +221,10 @@ def _filled(
         drawn.append(statistic(torch.cat([parts[i] for i in picked])))
     table = torch.tensor(drawn).double()
     table = table[table.isfinite()]
-    sizes = torch.tensor([len(part) for part in parts])
     between = None
-    if units > 1 and len(table) > 1:
-        known = resampled(table[:, None], torch.tensor([value]).double(), sizes)
-        between = ends(known, of.bounds)
+    if len(parts) > 1 and len(table) > 1:
+        sizes = torch.tensor([len(part) for part in parts])
+        between = ends(bootstrap_estimate(table[:, None], torch.tensor([value]), sizes), of.bounds)
     floor = of.floor or 0.0
     return dataclasses.replace(
         of,
@@ -265,32 +232,12 @@ def _filled(
         interval=between,
         over=value - floor,
         over_interval=None if between is None else (between[0] - floor, between[1] - floor),
-        n=n,
-        targets=n,
-        clients=units,
     )
 
 
-def _auc(scores: Tensor, right: Tensor) -> float:
-    inside, outside = int(right.sum()), int((~right).sum())
-    if not inside or not outside:
-        return float("nan")
-    above = float(_ranks(scores)[right].sum()) - inside * (inside + 1) / 2
-    return above / (inside * outside)
-
-
-def _ranks(values: Tensor) -> Tensor:
-    """Ranks (n,), ties at their mean."""
-    ordered, back = values.unique(return_inverse=True)
-    counts = torch.bincount(back, minlength=len(ordered)).double()
-    return (counts.cumsum(0) - counts / 2 + 0.5)[back]
-
-
 def _spearman(one: Tensor, other: Tensor) -> float:
-    a, b = _ranks(one), _ranks(other)
-    a, b = a - a.mean(), b - b.mean()
-    scale = float(a.norm() * b.norm())
-    return float(a @ b) / scale if scale > 0 else float("nan")
+    ranks = scipy.stats.rankdata(torch.stack([one, other]).numpy(), axis=1)
+    return float(torch.corrcoef(torch.from_numpy(ranks))[0, 1])
 
 
 def _skill(sure: Tensor, hit: Tensor) -> float:

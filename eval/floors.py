@@ -11,13 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Truth
 
 from .intervals import precision
 from .matching import support_pairs
-from .public import PublicImages
 
 FLOORS = {
     "grey": "every pixel 0.5",
@@ -38,6 +38,29 @@ DRAWS = 3
 
 _GROUP = 1000
 """Derangements are made within random groups of at most so many targets."""
+
+
+@dataclass(frozen=True, eq=False)
+class PublicImages:
+    """Held-out images, disjoint from every client's training data (the caller's duty).
+
+    Shape:
+        images (m, C, H, W) in [0, 1], m >= 1; labels (m,) in the same coding as the truth's.
+
+    Raises:
+        IncompatibleError: no image, or lengths that differ.
+    """
+
+    images: Tensor
+    labels: Tensor
+
+    def __post_init__(self) -> None:
+        if self.images.dim() != 4 or not len(self.images) or len(self.images) != len(self.labels):
+            raise IncompatibleError(
+                f"Public images have shape {tuple(self.images.shape)} with {len(self.labels)} "
+                "labels; needed are (m, C, H, W) with m >= 1 and one label each.",
+                next_step="Set aside some held-out images, for example the test split.",
+            )
 
 
 def floor_answers(
@@ -70,14 +93,14 @@ def floor_answers(
     if rec.prior.isfinite().any():
         given = rec.prior.isfinite().flatten(1).all(dim=1).reshape(-1, 1, 1, 1)
         yield "prior-only", torch.where(given, rec.prior, 0.0)
-    for donors in mismatches(truth, diverged(rec), draws=draws, seed=seed):
+    for donors in mismatches(truth, diverged_targets(rec), draws=draws, seed=seed):
         if (donors >= 0).any():
             answers = rec.images[donors.clamp_min(0)].clone()
             answers[donors < 0] = float("nan")
             yield "mismatched", answers
 
 
-def diverged(rec: Reconstruction) -> Tensor:
+def diverged_targets(rec: Reconstruction) -> Tensor:
     """Targets that the attack reported as diverged or answered with non-finite values, (N,)."""
     return rec.diverged.bool().cpu() | ~rec.images.isfinite().flatten(1).all(dim=1).cpu()
 
@@ -99,7 +122,7 @@ def worst_of(scores: Sequence[Tensor], *, higher_leaks: bool) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Chosen:
+class ChosenFloor:
     """The floor of each target by one metric, chosen without looking at its client.
 
     Args:
@@ -121,10 +144,9 @@ class Chosen:
     def jackknife(self, attack: Tensor, inside: Tensor) -> float:
         """Variance of the mean difference to the floor with the choice in it, 0 if unknown.
 
-        The mean is that of `intervals.clustered`.
-
         Targets share the choice, which the spread of their differences does not show. So each
-        client is left out in turn, floors are chosen anew and the mean is taken again.
+        client is left out in turn, floors are chosen anew and the mean of `intervals.clustered`
+        is taken again.
 
         Args:
             attack: (N,) the attack's metric.
@@ -166,13 +188,12 @@ class Chosen:
         return next(iter(self.counts()), None)
 
 
-def cross_fit(floors: Mapping[str, Tensor], clients: Tensor, *, higher_leaks: bool) -> Chosen:
+def cross_fit(floors: Mapping[str, Tensor], clients: Tensor, *, higher_leaks: bool) -> ChosenFloor:
     """Choose the best floor for each client's targets by the mean over all other clients'.
 
-    The best of many noisy means is too good by luck when it is reported on the targets that chose
-    it. Chosen on other clients it is not (cross-fitting, as in Chernozhukov et al., Econometrics
-    Journal 21, 2018). The first of equals is taken. Targets of a single client are left out one
-    by one; a single target has nothing else to choose on.
+    On the targets that chose it the best of many noisy means is too good by luck (cross-fitting:
+    Chernozhukov et al., Econometrics Journal 21, 2018). The first of equals is taken. Targets of
+    a single client are left out one by one; a single target chooses on itself.
 
     Args:
         floors: name to the metric of each target (N,); floors with a NaN are not considered.
@@ -183,7 +204,7 @@ def cross_fit(floors: Mapping[str, Tensor], clients: Tensor, *, higher_leaks: bo
     if not kept:
         none = torch.zeros(len(clients), dtype=torch.int64)
         absent = torch.full((len(clients),), torch.nan, dtype=torch.float64)
-        return Chosen((), none, absent, absent.unsqueeze(0)[:0], none, higher_leaks)
+        return ChosenFloor((), none, absent, absent.unsqueeze(0)[:0], none, higher_leaks)
     table = torch.stack(list(kept.values()))
     fold = torch.unique(clients, return_inverse=True)[1]
     if int(fold.max()) == 0:
@@ -195,7 +216,7 @@ def cross_fit(floors: Mapping[str, Tensor], clients: Tensor, *, higher_leaks: bo
     best = (means if higher_leaks else -means).numpy().argmax(axis=0)
     which = torch.from_numpy(best)[fold]
     values = table.gather(0, which.unsqueeze(0)).squeeze(0)
-    return Chosen(tuple(kept), which, values, table, fold, higher_leaks)
+    return ChosenFloor(tuple(kept), which, values, table, fold, higher_leaks)
 
 
 def _class_means(truth: Truth, public: PublicImages, mean: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Truth
 
+from .floors import PublicImages
 from .matching import support_pairs
-from .public import PublicImages
 
 _BLOCK = 1 << 23
 

@@ -123,7 +123,7 @@ def precision(counts: Tensor) -> Tensor:
     return counts / (counts + 1)
 
 
-def clustered(values: Tensor, clusters: Tensor) -> Estimate:
+def cluster_means(values: Tensor, clusters: Tensor) -> Estimate:
     """Estimate the mean of each column over clusters of rows, each of its `precision`.
 
     With clusters of equal size that is the mean over rows.
@@ -151,10 +151,10 @@ def _by(values: Tensor, which: Tensor) -> Estimate:
     empty = values.new_zeros(groups, values.shape[1])
     counts = empty.index_add(0, which, finite.double())
     sums = empty.index_add(0, which, torch.where(finite, values, 0.0))
-    return weighted(sums / counts, precision(counts))
+    return weighted_estimates(sums / counts, precision(counts))
 
 
-def weighted(means: Tensor, weights: Tensor) -> Estimate:
+def weighted_estimates(means: Tensor, weights: Tensor) -> Estimate:
     """Estimate weighted means of what was measured at each unit.
 
     Args:
@@ -193,7 +193,7 @@ def _parts(w: Tensor) -> tuple[Tensor, Tensor]:
     return a, s.square() / square
 
 
-def resampled(draws: Tensor, values: Tensor, weights: Tensor) -> Estimate:
+def bootstrap_estimate(draws: Tensor, values: Tensor, weights: Tensor) -> Estimate:
     """Turn resamples of clients into an estimate, for statistics that are no means.
 
     The standard deviation of the draws is too small by the factor (G - 1) / G in the variance,
@@ -217,8 +217,8 @@ def resampled(draws: Tensor, values: Tensor, weights: Tensor) -> Estimate:
 
 
 def shares(values: Tensor, clusters: Tensor) -> Share:
-    """Estimate the mean of each column of values in [0, 1] as `clustered` does, see `Share`."""
-    known = clustered(values, clusters)
+    """Estimate the mean of each column of values in [0, 1] as `cluster_means` does, see `Share`."""
+    known = cluster_means(values, clusters)
     count = values.isfinite().sum(0).double()
     mean, variance = known.mean.clamp(0, 1), known.error.square()
     upper = 1 - (1 - LEVEL) / 2

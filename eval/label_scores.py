@@ -16,7 +16,7 @@ from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import LabelEstimate
 
 from .floors import worst_of
-from .measures import COMPARISON, Card, Measure, Verdict, over_floor, tested
+from .measures import COMPARISON, Card, Measure, Verdict, over_floor, p_values
 from .verdict import (
     ERROR,
     INCONCLUSIVE,
@@ -117,14 +117,11 @@ def evaluate_labels(estimate: LabelEstimate, counts: Tensor) -> Card:
     measures: dict[str, Measure] = {}
     for key, own in found.items():
         named = _best(guesses, key)
-        floor = guesses[named][key]
-        scored = _with_silent(key, own, guesses)
+        floor, scored = guesses[named][key], _with_silent(key, own, guesses)
         rows |= {key: scored.tolist(), f"{key}_floor": floor.tolist()}
-        measures[key] = over_floor(MEASURES[key], scored, floor, clients, floor_name=named)
-    ordered = tuple(
-        dataclasses.replace(measures[key], clients=len(clients), targets=len(clients))
-        for key in MEASURES
-    )
+        of = dataclasses.replace(MEASURES[key], clients=len(clients), targets=len(clients))
+        measures[key] = over_floor(of, scored, floor, clients, floor_name=named)
+    ordered = tuple(measures[key] for key in MEASURES)
     return Card(
         measures=ordered,
         verdict=_verdict(ordered, len(clients)),
@@ -146,21 +143,18 @@ def _verdict(measures: tuple[Measure, ...], clients: int) -> Verdict:
         for m in answered
         if m.key not in ("precision", "recall")
     ]
-    leaks = bool(holm(tested(measures, ("jaccard", "l1"))))
+    leaks = bool(holm(p_values(measures, ("jaccard", "l1"))))
     asked = [m for m in answered if m.margin is not None]
     return verdict_of_clients(leaks, asked, said, RULE, clients=clients)
 
 
 def support_scores(support: Tensor, held: Tensor) -> dict[str, Tensor]:
-    """Precision, recall and Jaccard index of the classes believed (> 0.5) to be held.
+    """Precision, recall and Jaccard index (K,) of the classes believed (> 0.5) to be held.
 
     Args:
-        support: beliefs (K, C); NaN makes no claim.
+        support: beliefs (K, C); NaN makes no claim, and a client of whom none is made scores NaN.
+            One for whom no class is claimed has precision NaN, recall and Jaccard index 0.
         held: (K, C) bool.
-
-    Returns:
-        Three tensors (K,) float64; NaN where the attack said nothing about a client. A client for
-        whom no class is claimed has precision NaN, recall 0 and Jaccard index 0.
     """
     claimed, held = support > 0.5, held.bool()
     both = (claimed & held).sum(1).double()

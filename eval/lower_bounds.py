@@ -28,7 +28,7 @@ import scipy  # type: ignore[import-untyped]
 from scipy.special import betaincinv, expit, ndtri  # type: ignore[import-untyped]
 
 from fedre_privacy.core.errors import ConfigError
-from fedre_privacy.core.tradeoff import Curve
+from fedre_privacy.core.tradeoff import TradeoffCurve
 
 ALPHA = 0.05
 """Chance that a lower bound is above the truth."""
@@ -133,7 +133,9 @@ def epsilon_one_run(
     return _largest(lambda epsilon: one_run_p(slots, guessed, right, epsilon, delta) <= alpha)
 
 
-def refutes_curve(slots: int, guessed: int, right: int, curve: Curve, alpha: float = ALPHA) -> bool:
+def refutes_curve(
+    slots: int, guessed: int, right: int, curve: TradeoffCurve, alpha: float = ALPHA
+) -> bool:
     """Whether one run refutes that the mechanism has a curve."""
     hit, miss = alpha * right / slots, alpha * (guessed - right) / slots
     for i in range(right - 1, -1, -1):

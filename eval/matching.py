@@ -15,7 +15,7 @@ import scipy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
 
-from fedre_privacy.core.errors import ConfigError, IncompatibleError, unknown
+from fedre_privacy.core.errors import ConfigError, IncompatibleError, unknown_name
 from fedre_privacy.core.types import Mixture, Truth
 
 RULES = {
@@ -114,7 +114,7 @@ def best(answers: Tensor, truth: Truth) -> Tensor:
     return found
 
 
-def assigned(answers: Tensor, truth: Truth) -> Tensor:
+def assign_images(answers: Tensor, truth: Truth) -> Tensor:
     """Give each client's answers different images of its support, at the lowest summed MSE.
 
     Args:
@@ -139,7 +139,7 @@ def assigned(answers: Tensor, truth: Truth) -> Tensor:
                 "its upload, so each cannot have one of its own.",
                 next_step="Use the rule 'best', or ask for fewer images per upload.",
             )
-        gap = torch.cdist(_centred(answers[mine]), _centred(truth.images[pool]))
+        gap = torch.cdist(_centre_images(answers[mine]), _centre_images(truth.images[pool]))
         order = scipy.optimize.linear_sum_assignment(gap.square().nan_to_num(1e9).numpy())
         found[mine[torch.from_numpy(order[0])]] = pool[torch.from_numpy(order[1])]
     return found
@@ -147,13 +147,13 @@ def assigned(answers: Tensor, truth: Truth) -> Tensor:
 
 def _nearest(answers: Tensor, images: Tensor, rows: Tensor, samples: Tensor) -> Tensor:
     """Nearest allowed image of each answer; (rows, samples) lists the allowed pairs."""
-    flat = _centred(answers).nan_to_num(0.0, 0.0, 0.0)
+    flat = _centre_images(answers).nan_to_num(0.0, 0.0, 0.0)
     pool, columns = torch.unique(samples, return_inverse=True)
     lowest = torch.full((len(flat),), float("inf"), dtype=flat.dtype)
     winner: Tensor = pool.new_zeros(len(flat))
     step = max(1, _BLOCK // max(flat.shape[1], len(flat)))
     for start in range(0, len(pool), step):
-        block = _centred(images[pool[start : start + step]])
+        block = _centre_images(images[pool[start : start + step]])
         # |b|^2 - 2ab orders images as |a - b|^2 does: |a|^2 is the same along a row.
         gap = block.square().sum(dim=1) - 2 * flat @ block.T
         inside = (columns >= start) & (columns < start + step)
@@ -166,7 +166,7 @@ def _nearest(answers: Tensor, images: Tensor, rows: Tensor, samples: Tensor) -> 
     return winner
 
 
-def _centred(images: Tensor) -> Tensor:
+def _centre_images(images: Tensor) -> Tensor:
     return images.flatten(1).double() - 0.5
 
 
@@ -197,21 +197,20 @@ def matcher(rule: str, truth: Truth, *, nearest: Tensor | None = None) -> Callab
         IncompatibleError: `nearest` absent or not fitting, or a target without support.
     """
     if rule not in RULES:
-        raise ConfigError(unknown("matching rule", rule, list(RULES)))
+        raise ConfigError(unknown_name("matching rule", rule, list(RULES)))
     _require_support(support_sizes(truth))
+
+    def at(index: Tensor) -> Match:
+        return Match(truth.images[index], index)
+
     if rule in ("best", "assigned"):
-        choose = best if rule == "best" else assigned
-
-        def by_distance(answers: Tensor) -> Match:
-            index = choose(answers, truth)
-            return Match(truth.images[index], index)
-
-        return by_distance
-    if rule == "mean-image":
-        fixed = Match(mean_images(truth), torch.full((truth.mixture.num_rows,), -1))
-    else:
-        index = _checked_nearest(nearest, truth)
-        fixed = Match(truth.images[index], index)
+        choose = best if rule == "best" else assign_images
+        return lambda answers: at(choose(answers, truth))
+    fixed = (
+        at(_checked_nearest(nearest, truth))
+        if rule == "nearest-rep"
+        else Match(mean_images(truth), torch.full((truth.mixture.num_rows,), -1))
+    )
     return lambda answers: fixed
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedre_privacy.core.units import plural
 
-from .intervals import clustered, ends, finite
+from .intervals import cluster_means, ends, finite
 
 Interval = tuple[float, float]
 
@@ -155,7 +155,7 @@ class Measure:
             return f"{text} %"
         if self.sd is not None:
             return f"{text} +- {self.number(self.sd)}"
-        return text + self._between(self.interval)
+        return text + self._interval_words(self.interval)
 
     def floor_text(self) -> str:
         """The floor with its name."""
@@ -165,7 +165,7 @@ class Measure:
         if self.against != "floor":
             return f"{text} by {self.floor_name}"
         mostly = "mostly " if len(self.floors_chosen) > 1 else ""
-        return f"{text}{self._between(self.floor_interval)} ({mostly}{self.floor_name})"
+        return f"{text}{self._interval_words(self.floor_interval)} ({mostly}{self.floor_name})"
 
     def over_text(self) -> str:
         """Whether the value is better than its floor, and by how much; positive is always better.
@@ -176,7 +176,7 @@ class Measure:
             return self.note or "-"
         unit = " points" if self.percent else f" {self.unit}" if self.unit else ""
         gap = f"{self.number(self.over, sign=True)}{unit}"
-        return f"{self.better}: {gap}{self._between(self.over_interval, sign=True)}"
+        return f"{self.better}: {gap}{self._interval_words(self.over_interval, sign=True)}"
 
     @property
     def better(self) -> str:
@@ -190,7 +190,7 @@ class Measure:
             return f"{self.heading}: {self.note or '-'}"
         return f"{self.heading}: {self.value_text()}, {self.floor_text()}, n = {self.n}"
 
-    def _between(self, interval: Interval | None, *, sign: bool = False) -> str:
+    def _interval_words(self, interval: Interval | None, *, sign: bool = False) -> str:
         if interval is None:
             return ""
         low, high = (self.number(end, sign=sign) for end in interval)
@@ -384,7 +384,7 @@ def over_floor(
         return dataclasses.replace(of, floor=finite(float(floor.nanmean())))
     width = None if of.bounds is None else of.bounds[1] - of.bounds[0]
     gap = values - floor if of.higher_is_more_leakage else floor - values
-    own, over = clustered(values[:, None], clients), clustered(gap[:, None], clients)
+    own, over = cluster_means(values[:, None], clients), cluster_means(gap[:, None], clients)
     return dataclasses.replace(
         of,
         value=float(values[said].mean()),
@@ -397,7 +397,7 @@ def over_floor(
     )
 
 
-def tested(card_measures: Sequence[Measure], keys: Sequence[str]) -> list[float]:
+def p_values(card_measures: Sequence[Measure], keys: Sequence[str]) -> list[float]:
     """P-values of all targets' measures with these keys, those that there are."""
     by_key = {m.key: m.p for m in card_measures if not m.group}
     return [p for key in keys if (p := by_key.get(key)) is not None]

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from fedre_privacy.core.errors import IncompatibleError
 
-from .intervals import DRAWS, finite, resampled
+from .intervals import DRAWS, bootstrap_estimate, finite
 from .measures import COMPARISON, RECORD, TABLE, Card, Interval, Measure, Verdict, by_size
-from .pairs import Comparisons, bootstrap, count_pairs, filled, pairs_won
+from .paired_comparisons import Comparisons, bootstrap, count_pairs, fill_missing, pairs_won
 from .roc import LOW_RATES, tpr_at
-from .verdict import LEAKS, MARGIN_SHARE, MIN_CLIENTS, OPEN_RULE, settled, still
+from .verdict import LEAKS, MARGIN_SHARE, MIN_CLIENTS, OPEN_RULE, leak_verdict, still
 
 BASELINE, FLOOR = "baseline", "floor"
 """What an AUC stands beside: a model without the upload, and the image alone."""
@@ -43,12 +43,14 @@ class ModelRule:
     rule: str
 
 
+RULE = "leaks: the 95 % interval of the AUC lies above 0.5, and that of the AUC over {} above 0"
+OVER_IMAGE = RULE.format("the rule that sees the image alone")
+
 GRANTED = ModelRule(
     "the model alone",
     "the log-probability of the label under the client's model, which is granted",
     BASELINE,
-    "leaks: the 95 % interval of the AUC lies above 0.5, and that of the AUC over the model alone, "
-    "which is granted and trained on the members, above 0",
+    RULE.format("the model alone, which is granted and trained on the members,"),
 )
 """Beside representations and prototypes, which are attacked with the client's model."""
 
@@ -56,9 +58,8 @@ WITHHELD = ModelRule(
     "the client's model",
     "the log-probability of the label under the client's model, which this attacker does not hold",
     FLOOR,
-    "leaks: the 95 % interval of the AUC lies above 0.5, and that of the AUC over the rule that "
-    "sees the image alone above 0. The attacker holds no model of the client; what that would tell "
-    "without the upload is its own line",
+    f"{OVER_IMAGE}. The attacker holds no model of the client; what that would tell without the "
+    "upload is its own line",
 )
 """Beside representations and prototypes that are attacked without the client's model."""
 
@@ -66,8 +67,7 @@ RECEIVED = ModelRule(
     "the model before the upload",
     "minus the loss under the model that the server held before the upload",
     FLOOR,
-    "leaks: the 95 % interval of the AUC lies above 0.5, and that of the AUC over the rule that "
-    "sees the image alone above 0. What the upload adds to the model before it is its own line",
+    f"{OVER_IMAGE}. What the upload adds to the model before it is its own line",
 )
 """Beside models and gradients: what is uploaded is the model itself."""
 
@@ -128,16 +128,13 @@ def evaluate_membership(
 ) -> Card:
     """Score an attack, with its uncertainty, beside what tells membership without the upload.
 
-    The AUC is the share of pairs (member, other) of the same client and class that are in the
-    right order. Its interval resamples clients, and candidates within each client and class, and
-    is corrected for few clients (`intervals.resampled`). Rates at a threshold pool the scores
-    after each client's and class's median and spread are taken out, for which membership is not
-    used.
+    The interval of the AUC resamples clients, and candidates within each client and class, and
+    is corrected for few clients (`intervals.resampled`). Rates at a threshold pool scores that
+    are `standardise_scores`, for which membership is not used.
 
     Args:
         scores: (M,) higher means member; NaN counts as the lowest.
-        members: (M,) bool.
-        clients, labels: (M,) int64.
+        members, clients, labels: (M,) bool, int64 and int64.
         baseline: (M,) scores of an attack that sees a model but not the upload, such as the
             log-probability of the label.
         floor: (M,) scores of a rule that sees the image and its label alone.
@@ -163,7 +160,7 @@ def evaluate_membership(
         raise IncompatibleError(f"Membership needs one entry per candidate each; got {lengths}.")
     rows = pd.DataFrame({name: values.numpy() for name, values in given.items()})
     members = members.bool()
-    table = torch.stack([filled(column) for column in (scores, *references.values())], dim=1)
+    table = torch.stack([fill_missing(column) for column in (scores, *references.values())], dim=1)
     called = {BASELINE: beside.name, FLOOR: ALONE}
     named = [(name, called[name]) for name in references]
     pairs = count_pairs(table, members, clients, labels)
@@ -186,7 +183,7 @@ def evaluate_membership(
         key, title = SECOND[other]
         title = title.format(called[other])
         measures.append(dataclasses.replace(whole[other], key=key, title=title, shown=TABLE))
-    standard = standardised(table[:, 0], clients, labels)
+    standard = standardise_scores(table[:, 0], clients, labels)
     measures += [*_rates(standard, members, pairs.usable), _across(table, members, clients)]
     return Card(
         measures=tuple(measures),
@@ -215,33 +212,19 @@ def _verdict(whole: Mapping[str, Measure], beside: ModelRule) -> Verdict:
         and against.over_interval[0] > 0
     )
     told = [f"AUC {auc.value_text()}"]
-    for name in (FLOOR, BASELINE):
-        if name in whole:
-            one = whole[name]
-            told.append(
-                f"{one.floor_name} "
-                + dataclasses.replace(
-                    one, value=one.floor, interval=one.floor_interval
-                ).value_text()
-            )
+    for beaten in (whole[name] for name in (FLOOR, BASELINE) if name in whole):
+        floor = dataclasses.replace(beaten, value=beaten.floor, interval=beaten.floor_interval)
+        told.append(f"{beaten.floor_name} {floor.value_text()}")
     told.append(f"n = {auc.n} candidates of {auc.clients} clients")
     # both must be beaten, so a bound over either rules the leak out
-    chance = dataclasses.replace(auc, over_interval=_less(auc.interval, 0.5))
-    held = [m for m in (against, chance) if m is not None]
-    asked = next((m for m in held if m.bounded), held[0])
-    word = settled(leaks, (asked,), clients=auc.clients)
+    over_chance = None if auc.interval is None else (auc.interval[0] - 0.5, auc.interval[1] - 0.5)
+    chance = dataclasses.replace(auc, over_interval=over_chance)
+    either = [m for m in (against, chance) if m is not None]
+    asked = next((m for m in either if m.bounded), either[0])
+    word = leak_verdict(leaks, (asked,), clients=auc.clients)
     if word != LEAKS:
         told.append(f"{still((asked,))} over {asked.floor_name or 'chance'}")
     return Verdict(word, ", ".join(told), f"{beside.rule}; {OPEN}")
-
-
-def _less(interval: Interval | None, value: float) -> Interval | None:
-    return None if interval is None else (interval[0] - value, interval[1] - value)
-
-
-def _within(interval: Interval, bounds: Interval) -> Interval:
-    """An interval without what cannot be."""
-    return max(interval[0], bounds[0]), min(interval[1], bounds[1])
 
 
 def auc(scores: Tensor, members: Tensor) -> float:
@@ -249,7 +232,7 @@ def auc(scores: Tensor, members: Tensor) -> float:
 
     NaN where either kind is absent.
     """
-    scores = filled(scores)
+    scores = fill_missing(scores)
     won, total = pairs_won(scores[members.bool(), None], scores[~members.bool(), None])
     return float(won.sum() / total) if total else float("nan")
 
@@ -267,8 +250,8 @@ def comparable(rows: pd.DataFrame) -> dict[str, tuple[Tensor, Tensor]]:
     out = {}
     for column, name in named.items():
         if column in rows:
-            scores = filled(torch.tensor(rows[column].to_numpy()))
-            scores = standardised(scores, clients, labels)
+            scores = fill_missing(torch.tensor(rows[column].to_numpy()))
+            scores = standardise_scores(scores, clients, labels)
             out[name] = scores[members.bool()], scores[~members.bool()]
     return out
 
@@ -282,9 +265,10 @@ def _areas(
     owners, position = pairs.owner.unique(return_inverse=True)
     weights = torch.zeros(len(owners)).double()
     weights.index_add_(0, position, pairs.total)
-    ends = _intervals(resampled(drawn, values, weights).interval(bounds=(0, 1)))
-    gap = resampled(drawn[:, :1] - drawn, values[:1] - values, weights)
-    gaps = _intervals(gap.interval())
+    ends = _intervals(bootstrap_estimate(drawn, values, weights).interval(bounds=(0, 1)))
+    gap = bootstrap_estimate(drawn[:, :1] - drawn, values[:1] - values, weights)
+    low, high = (end.clamp(-1, 1) for end in gap.interval())
+    gaps = _intervals((low, high))
     own = dataclasses.replace(
         AUC,
         value=float(values[0]),
@@ -300,7 +284,7 @@ def _areas(
             floor_interval=ends[place],
             floor_name=name,
             over=float(values[0] - values[place]),
-            over_interval=_within(gaps[place], (-1.0, 1.0)),
+            over_interval=gaps[place],
         )
         for place, (key, name) in enumerate(named, start=1)
     }
@@ -326,7 +310,7 @@ def _across(table: Tensor, members: Tensor, clients: Tensor) -> Measure:
     )
 
 
-def standardised(scores: Tensor, clients: Tensor, labels: Tensor) -> Tensor:
+def standardise_scores(scores: Tensor, clients: Tensor, labels: Tensor) -> Tensor:
     """Take the median and the interquartile range of each client and class out of scores."""
     finite = scores.isfinite()
     keys = torch.stack([clients, labels], dim=1)
@@ -360,13 +344,13 @@ def _rates(scores: Tensor, members: Tensor, usable: Tensor) -> list[Measure]:
             continue
         value, between = found.tpr, found.interval
         out.append(dataclasses.replace(of, value=value, interval=between, over=value - rate))
-    hits = ((inside > 0).double().mean() + (outside <= 0).double().mean()) / 2
+    right = ((inside > 0).double().mean() + (outside <= 0).double().mean()) / 2
     levels = scores[usable].unique()
     hit = 1 - torch.searchsorted(inside.sort().values, levels, right=True) / len(inside)
     false = 1 - torch.searchsorted(outside.sort().values, levels, right=True) / len(outside)
     best = max(0.5, float(((hit + 1 - false) / 2).max()))
-    answered = dataclasses.replace(ACCURACY, value=float(hits), n=count)
-    return [*out, answered, dataclasses.replace(BEST_ACCURACY, value=best, n=count)]
+    accuracies = ((ACCURACY, float(right)), (BEST_ACCURACY, best))
+    return out + [dataclasses.replace(of, value=value, n=count) for of, value in accuracies]
 
 
 ACCURACY = Measure(

@@ -16,9 +16,9 @@ from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.units import plural
 
-from .intervals import DRAWS, Estimate, ends, resampled
+from .intervals import DRAWS, Estimate, bootstrap_estimate, ends
 from .measures import COMPARISON, TABLE, Card, Measure, Verdict, over_floor
-from .pairs import filled
+from .paired_comparisons import fill_missing, multiplicities
 from .verdict import (
     ERROR,
     MARGIN_SHARE,
@@ -100,15 +100,11 @@ def evaluate_properties(
             next_step="Use more clients (--clients), or another partition.",
         )
     rules = {NOTHING: torch.zeros(wanted, dtype=torch.float64), **told}
-    picked = torch.randint(
-        len(clients), (draws, len(clients)), generator=stream(seed, "property bootstrap")
-    )
-    times = torch.zeros(draws, len(clients), dtype=torch.float64)
-    times.scatter_add_(1, picked, torch.ones_like(times))
+    times = multiplicities(len(clients), draws, stream(seed, "property bootstrap"))
     of_kind = {kind: torch.tensor([k == kind for k in kinds]) for kind in dict.fromkeys(kinds)}
     games = {"": split, **{kind: split & here for kind, here in of_kind.items()}}
     whole, *parts = [
-        _area(kind, filled(scores), has, rules, columns, times, seed)
+        _area(kind, fill_missing(scores), has, rules, columns, times, seed)
         for kind, columns in games.items()
         if bool(columns.any())
     ]
@@ -163,7 +159,7 @@ def _area(
     """
     pairs = _pairs(has[:, columns])
     total = pairs.sum(2)
-    every = {"": scores, **{name: filled(values) for name, values in rules.items()}}
+    every = {"": scores, **{name: fill_missing(values) for name, values in rules.items()}}
     ahead = {name: _ahead(values[:, columns]) for name, values in every.items()}
     won = {name: (one * pairs).sum(2) for name, one in ahead.items()}
     area = {name: float(one.sum() / total.sum()) for name, one in won.items()}
@@ -173,7 +169,7 @@ def _area(
 
     def estimate(of: Tensor, value: float) -> Estimate:
         drawn = torch.einsum("bi,ij,bj->b", times, of, times) / over_all
-        return resampled(drawn[usable, None], torch.tensor([value]), weights)
+        return bootstrap_estimate(drawn[usable, None], torch.tensor([value]), weights)
 
     gap = estimate(won[""] - won[best], area[""] - area[best])
     p = max(float(gap.p_above()), _by_chance(ahead[""], has[:, columns], area[""], seed))

@@ -19,20 +19,13 @@ LOW_RATES = (0.01, 0.001)
 
 @dataclass(frozen=True)
 class Rate:
-    """Members found at the lowest threshold that lets at most so many others pass.
+    """Share of the members above a threshold, with its 95 % Clopper-Pearson interval.
 
-    Args:
-        tpr: share of the members above the threshold.
-        interval: its 95 % Clopper-Pearson interval, for scores that are independent.
-        false_positives: others above the threshold, of `others`.
-        members, others: candidates of each kind.
+    The interval is that of independent scores.
     """
 
     tpr: float
     interval: tuple[float, float]
-    false_positives: int
-    members: int
-    others: int
 
 
 def tpr_at(inside: Tensor, outside: Tensor, rate: float) -> Rate | None:
@@ -50,13 +43,7 @@ def tpr_at(inside: Tensor, outside: Tensor, rate: float) -> Rate | None:
         return None
     threshold = outside.sort(descending=True).values[allowed - 1 : allowed + 1][-1]
     found = int((inside > threshold).sum())
-    return Rate(
-        found / len(inside),
-        share_interval(found, len(inside)),
-        int((outside > threshold).sum()),
-        len(inside),
-        len(outside),
-    )
+    return Rate(found / len(inside), share_interval(found, len(inside)))
 
 
 def roc(inside: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:

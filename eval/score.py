@@ -17,16 +17,23 @@ from fedre_privacy.core.types import Truth
 from fedre_privacy.core.units import plural
 
 from .confidence import EXACT_DB, certificate_measures, confidence_measures, knows_which
-from .explained import Explained
-from .floors import FLOORS, Chosen, cross_fit, diverged, floor_answers, worst_of
+from .explained_share import ExplainedShare
+from .floors import (
+    FLOORS,
+    ChosenFloor,
+    PublicImages,
+    cross_fit,
+    diverged_targets,
+    floor_answers,
+    worst_of,
+)
 from .identification import draw_galleries, identify
 from .matching import RULES, as_bytes, matcher, support_marks, support_sizes
 from .measures import PLACES, RECORD, TABLE, Card, Measure
 from .metrics.base import Metric
 from .metrics.mse import squared_error
 from .metrics.psnr import Psnr, psnr_from_mse
-from .public import PublicImages
-from .summary import columns, judge
+from .summary import FOUND, columns, judge
 
 INTERVALS = (
     "t intervals on client means, a client of n targets weighed by n / (n + 1), CR2 variance with "
@@ -131,16 +138,14 @@ def evaluate(
     nearest: Tensor | None = None,
     noun: str = "target",
     unit: str = "client",
-    explained: Explained | None = None,
+    explained: ExplainedShare | None = None,
     mismatch: str = "",
 ) -> Scores:
-    """Score what an attack recovered.
+    """Score what an attack recovered, see `INTERVALS`, `LOST_RULE` and `FLOOR_RULE`.
 
-    Answers are compared with the original that `rule` picks for each, metric by metric and image
-    by image; floors go through the same rule and the same metrics. Targets that the attack gave
-    up stay in every mean, see `LOST_RULE`. The floor of each metric is the one with the best mean
-    over the targets of all other clients (`cross_fit`). Intervals and tests are those of
-    `intervals`; with one client they cover its targets only, and the verdict is inconclusive.
+    Answers are compared with the original that `rule` picks for each; floors go through the same
+    rule and metrics. Intervals of one client cover its targets only, and the verdict is then
+    inconclusive.
 
     Args:
         rec: what the attack returned.
@@ -150,8 +155,8 @@ def evaluate(
         rule: matching rule, a name of `matching.RULES`.
         nearest: for the rule ``nearest-rep``.
         noun: what a target is, in the singular, for the verdict.
-        unit: what ``truth.target_clients`` numbers, in the singular: targets of one unit depend on
-            each other. Equal to `noun` where each target stands for itself.
+        unit: what ``truth.target_clients`` numbers: targets of one unit depend on each other.
+            Equal to `noun` where each target stands for itself.
         explained: how much of the targets answers explain, where that can be computed: a measure
             beside the others, and a condition of the verdict.
         mismatch: see `judge`.
@@ -167,7 +172,7 @@ def evaluate(
     if explained is not None:
         metrics[explained.name] = explained
     match = matcher(rule, truth, nearest=nearest)
-    bad = diverged(rec)
+    bad = diverged_targets(rec)
     images = rec.images.detach().float().cpu().clone()
     images[bad] = float("nan")
     matched = match(images)
@@ -282,7 +287,7 @@ def _rows(
     rec: Reconstruction,
     truth: Truth,
     metrics: Mapping[str, Metric],
-    chosen: Chosen,
+    chosen: ChosenFloor,
     values: Mapping[str, Tensor],
     bad: Tensor,
     index: Tensor,
@@ -303,15 +308,13 @@ def _rows(
             "psnr_mismatched": values["psnr_mismatched"].numpy(),
             "original": index.masked_fill(bad, -1).numpy(),
             "fit": fit.numpy(),
-            "hit1": values["hit1"].numpy(),
-            "hit5": values["hit5"].numpy(),
-            "rr": values["rr"].numpy(),
+            **{key: values[key].numpy() for key in FOUND},
             "diverged": bad.numpy(),
         }
     )
 
 
-def _floor_images(chosen: Chosen, first: Mapping[str, Tensor], images: Tensor) -> Tensor:
+def _floor_images(chosen: ChosenFloor, first: Mapping[str, Tensor], images: Tensor) -> Tensor:
     out = torch.full_like(images, torch.nan)
     for i, name in enumerate(chosen.names):
         rows = chosen.which == i
@@ -322,24 +325,18 @@ def _floor_images(chosen: Chosen, first: Mapping[str, Tensor], images: Tensor) -
 def _floor_row(
     name: str, values: Mapping[str, Tensor], metrics: Mapping[str, Metric]
 ) -> dict[str, Any]:
-    means = {metric: values[metric].nanmean().item() for metric in metrics}
     db = _mean_mse_db(values)
     return {
         "floor": name,
-        **means,
+        **{metric: values[metric].nanmean().item() for metric in metrics},
         "psnr_of_mean_mse": float("nan") if db is None else db,
         "n": int(values[_MSE].isfinite().sum()),
     }
 
 
-def _mean(values: Tensor) -> float | None:
-    kept = values[values.isfinite()]
-    return kept.mean().item() if len(kept) else None
-
-
 def _mean_mse_db(values: Mapping[str, Tensor]) -> float | None:
-    mse = _mean(values[_MSE])
-    return None if mse is None else psnr_from_mse(torch.tensor(mse, dtype=torch.float64)).item()
+    kept = values[_MSE][values[_MSE].isfinite()]
+    return psnr_from_mse(kept.mean()).item() if len(kept) else None
 
 
 def _check(rec: Reconstruction, truth: Truth, public: PublicImages) -> None:

@@ -16,8 +16,8 @@ from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.units import plural
 
 from .measures import COMPARISON, TABLE, Card, Measure, Verdict, over_floor
-from .membership import BASELINE, ModelRule, standardised
-from .pairs import filled
+from .membership import BASELINE, ModelRule, standardise_scores
+from .paired_comparisons import fill_missing
 from .verdict import (
     ERROR,
     MARGIN_SHARE,
@@ -89,24 +89,25 @@ def evaluate_sources(
         raise IncompatibleError("Each image asked about must have exactly one source.")
     order = records[own].argsort()
     sources, classes = clients[own][order], labels[own][order]
-    right, pairs, holders = _answers(standardised(scores.double(), clients, labels), own, records)
-    alone, _, _ = _answers(standardised(baseline.double(), clients, labels), own, records)
-    said = torch.zeros(images).index_add(0, records, scores.isfinite().float()) > 0
-    found = over_floor(SOURCE, right, 1 / holders, sources, floor_name=GUESS)
-    model = dataclasses.replace(
-        SOURCE,
-        key="source_over_model",
-        title=f"over {beside.name}",
-        against="model",
-        shown=TABLE,
+    right, pairs, holders = _answers(
+        standardise_scores(scores.double(), clients, labels), own, records
     )
-    made = (
-        found,
-        over_floor(model, right, alone, sources, floor_name=beside.name),
-        over_floor(PAIRS, pairs, torch.full_like(pairs, 0.5), sources, floor_name="chance"),
+    alone, _, _ = _answers(standardise_scores(baseline.double(), clients, labels), own, records)
+    said = torch.zeros(images).index_add(0, records, scores.isfinite().float()) > 0
+    model = dataclasses.replace(
+        SOURCE, key="source_over_model", title=f"over {beside.name}", against="model", shown=TABLE
     )
     number = len(sources.unique())
-    measures = tuple(dataclasses.replace(m, targets=images, clients=number) for m in made)
+    measures = tuple(
+        dataclasses.replace(
+            over_floor(of, values, floor, sources, floor_name=name), targets=images, clients=number
+        )
+        for of, values, floor, name in (
+            (SOURCE, right, 1 / holders, GUESS),
+            (model, right, alone, beside.name),
+            (PAIRS, pairs, torch.full_like(pairs, 0.5), "chance"),
+        )
+    )
     rows = {
         "record": range(images), "client": sources.tolist(), "label": classes.tolist(),
         "holders": holders.int().tolist(), "right": right.tolist(), "pairs": pairs.tolist(),
@@ -149,7 +150,7 @@ def _verdict(measures: tuple[Measure, ...], beside: ModelRule, clients: int) -> 
 
 def _answers(scores: Tensor, own: Tensor, records: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Of each image (M,): whether its source was named, its pairs in order, and its clients."""
-    scores = filled(scores)
+    scores = fill_missing(scores)
     images = int(records.max()) + 1
 
     def summed(values: Tensor) -> Tensor:

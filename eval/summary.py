@@ -11,8 +11,9 @@ from torch import Tensor
 
 from fedre_privacy.core.units import plural
 
-from . import explained, intervals
-from .floors import Chosen
+from . import explained_share as explained
+from . import intervals
+from .floors import ChosenFloor
 from .identification import Identification
 from .measures import (
     COMPARISON,
@@ -35,9 +36,9 @@ from .verdict import (
     NOT_EXPLAINED,
     TOO_FEW,
     VERDICT_RULE,
-    Part,
+    TargetGroup,
     of_units,
-    told,
+    verdict_lines,
     verdicts,
 )
 
@@ -60,7 +61,7 @@ HIT = Measure(
 
 def columns(
     attack: Mapping[str, Tensor],
-    floors: Mapping[str, Chosen],
+    floors: Mapping[str, ChosenFloor],
     mismatched: Mapping[str, Tensor],
     metrics: Mapping[str, Metric],
     found: Identification,
@@ -82,14 +83,7 @@ def columns(
             f"{name}_over": own - floor if turned else floor - own,
             f"{name}_own": own - other if turned else other - own,
         }
-    return out | {
-        "hit1": found.hit1,
-        "hit5": found.hit5,
-        "rr": found.rr,
-        "guess1": found.guess1,
-        "guess5": found.guess5,
-        "guess_rr": found.guess_rr,
-    }
+    return out | vars(found)
 
 
 def judge(
@@ -97,7 +91,7 @@ def judge(
     sizes: Tensor,
     clients: Tensor,
     metrics: Mapping[str, Metric],
-    chosen: Mapping[str, Chosen],
+    chosen: Mapping[str, ChosenFloor],
     *,
     image_shape: tuple[int, int, int],
     noun: str,
@@ -116,7 +110,7 @@ def judge(
         originals: (N,) the image that each line-up is about; one that is sought twice counts once
             in the test of these images.
         public: number of images that the floors are made of.
-        unit: what `clients` numbers, in the singular.
+        noun, unit: what a target is, and what `clients` numbers, in the singular.
         mismatch: that the true images do not make what was uploaded, in words; empty: they do, or
             nobody knows.
     """
@@ -129,7 +123,7 @@ def judge(
         found = verdicts(parts)
     else:  # the one group is the whole: to test it twice would only cost power
         found = verdicts(parts[:1]) * len(parts)
-    word, lines = told(parts[0], parts[1:], found, noun=noun, gallery=gallery, unit=unit)
+    word, lines = verdict_lines(parts[0], parts[1:], found, noun=noun, gallery=gallery, unit=unit)
     if word == NOT_EXPLAINED or (word != LEAKS and parts[0].explained is False):
         why = mismatch or estimates.unexplained()
         lines = tuple((said, f"{text}. {why}") for said, text in lines)
@@ -156,7 +150,7 @@ class _Estimates:
         sizes: Tensor,
         clients: Tensor,
         metrics: Mapping[str, Metric],
-        chosen: Mapping[str, Chosen],
+        chosen: Mapping[str, ChosenFloor],
         image_shape: tuple[int, int, int],
         gallery: int,
         originals: Tensor,
@@ -173,7 +167,7 @@ class _Estimates:
         }
         self.average = {key: value.nanmean().item() for key, value in self.values.items()}
         keys, shared = list(self.values), [key for key in self.values if key[1] in FOUND]
-        means = intervals.clustered(self._table(keys), clients)
+        means = intervals.cluster_means(self._table(keys), clients)
         error = means.error.clone()
         for place, (group, key) in enumerate(keys):
             name = key.removesuffix("_over")
@@ -194,7 +188,7 @@ class _Estimates:
         """Mean of a column over a group ("" for all targets)."""
         return intervals.finite(self.average[group, key])
 
-    def part(self, group: str) -> Part:
+    def part(self, group: str) -> TargetGroup:
         """What the verdict about a group rests on."""
         hits, guesses = self.values[group, "hit1"], self.values[group, "guess1"]
         asked = hits.isfinite().nonzero().squeeze(1)
@@ -204,10 +198,10 @@ class _Estimates:
             once = asked[[i for i, image in enumerate(sought) if image not in sought[:i]]]
             chance = intervals.at_least(float(hits[once].sum()), guesses[once])
         psnr, hit = self.metric(group, "psnr"), self.found(group)
-        return Part(group, psnr, hit, found, chance, self.explains(group))
+        return TargetGroup(group, psnr, hit, found, chance, self.explains(group))
 
     def explains(self, group: str) -> bool | None:
-        """Whether answers explain more than the floor's, see `Part`."""
+        """Whether answers explain more than the floor's, see `TargetGroup`."""
         if EXPLAINED not in self.metrics:
             return True
         share = self.metric(group, EXPLAINED)

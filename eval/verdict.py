@@ -67,7 +67,7 @@ VERDICT_RULE = (
 
 
 @dataclass(frozen=True)
-class Part:
+class TargetGroup:
     """All targets, or a group of them.
 
     Args:
@@ -123,9 +123,9 @@ class Ruling:
     here: bool = False
 
 
-def verdicts(parts: Sequence[Part]) -> list[Ruling]:
+def verdicts(parts: Sequence[TargetGroup]) -> list[Ruling]:
     """Apply `VERDICT_RULE` to parts that are tested together, in their order."""
-    alike = _rejected(
+    alike = _rejected_groups(
         [
             (m.p, i)
             for i, part in enumerate(parts)
@@ -134,10 +134,10 @@ def verdicts(parts: Sequence[Part]) -> list[Ruling]:
             if m.p is not None
         ]
     )
-    here = _rejected([(p.chance, i) for i, p in enumerate(parts) if p.chance is not None])
+    here = _rejected_groups([(p.chance, i) for i, p in enumerate(parts) if p.chance is not None])
     out = []
     for i, part in enumerate(parts):
-        word = settled(i in alike | here, part.measures)
+        word = leak_verdict(i in alike | here, part.measures)
         if word != LEAKS and not part.enough:
             word = TOO_FEW
         elif part.explained is False and word != LEAKS:
@@ -148,12 +148,12 @@ def verdicts(parts: Sequence[Part]) -> list[Ruling]:
     return out
 
 
-def _rejected(tests: Sequence[tuple[float, int]]) -> set[int]:
+def _rejected_groups(tests: Sequence[tuple[float, int]]) -> set[int]:
     """Parts of which a test rejects, of tests with the part that each is of."""
     return {tests[k][1] for k in holm([p for p, _ in tests])}
 
 
-def settled(leaks: bool, measures: Sequence[Measure], *, clients: int = MIN_CLIENTS) -> str:
+def leak_verdict(leaks: bool, measures: Sequence[Measure], *, clients: int = MIN_CLIENTS) -> str:
     """The word where it is known whether anything leaks.
 
     Args:
@@ -184,12 +184,12 @@ def verdict_of_clients(
     clients: int,
     comma: str = "; ",
 ) -> Verdict:
-    """The verdict of a question whose cases are clients, see `settled`.
+    """The verdict of a question whose cases are clients, see `leak_verdict`.
 
     Args:
         said: the numbers that it rests on, joined by `comma`.
     """
-    word = settled(leaks, measures, clients=clients)
+    word = leak_verdict(leaks, measures, clients=clients)
     if clients < MIN_CLIENTS:
         needed = f"{plural(clients, 'client')} of at least {MIN_CLIENTS} needed"
         return Verdict(INCONCLUSIVE, comma.join((needed, *said)), rule)
@@ -197,7 +197,7 @@ def verdict_of_clients(
     return Verdict(word, comma.join((*said, *left_open)), rule)
 
 
-def weakened(verdict: Verdict, why: Sequence[str]) -> Verdict:
+def weakened_verdict(verdict: Verdict, why: Sequence[str]) -> Verdict:
     """The verdict of an attack that is weaker than it could have been.
 
     Such an attack is no evidence that a stronger one finds nothing, so the word is then
@@ -234,9 +234,9 @@ def holm(p_values: Sequence[float], error: float = ERROR) -> list[int]:
     return rejected
 
 
-def told(
-    whole: Part,
-    groups: Sequence[Part],
+def verdict_lines(
+    whole: TargetGroup,
+    groups: Sequence[TargetGroup],
     found: Sequence[Ruling],
     *,
     noun: str,
@@ -262,7 +262,7 @@ def told(
         (
             LEAKS,
             f"the {plural(part.targets, noun)} {OF[part.name]}: {_numbers([part], gallery)}"
-            + _shown(part, ruling, unit),
+            + _generalisation_words(part, ruling, unit),
         )
         for part, ruling in leaking
     ]
@@ -275,7 +275,7 @@ def told(
             who = f"the other {_number(sum(part.targets for part in same))}"
         else:
             who = " and ".join(f"the {_number(p.targets)} {OF[p.name]}" for p in same)
-        few = f"; {TOO_FEW}" if word == TOO_FEW else _open(same)
+        few = f"; {TOO_FEW}" if word == TOO_FEW else _upper_limits(same)
         lines.append((_word(word), f"{who}: {_numbers(same, gallery)}{few}"))
     return LEAKS, tuple(lines)
 
@@ -290,9 +290,9 @@ def _word(word: str) -> str:
 
 
 def _of_all(
-    whole: Part,
+    whole: TargetGroup,
     ruling: Ruling,
-    rest: Sequence[tuple[Part, Ruling]],
+    rest: Sequence[tuple[TargetGroup, Ruling]],
     noun: str,
     gallery: int,
     unit: str,
@@ -307,7 +307,7 @@ def _of_all(
         )
     if ruling.word == LEAKS:
         together = " together" if any(one.word != LEAKS for _, one in rest) else ""
-        return f"the {many}{together}: {numbers}{_shown(whole, ruling, unit)}"
+        return f"the {many}{together}: {numbers}{_generalisation_words(whole, ruling, unit)}"
     unsure = [OF[part.name] for part, one in rest if one.word in (INCONCLUSIVE, TOO_FEW)]
     lacking = [OF[part.name] for part, one in rest if one.word == NOT_EXPLAINED]
     alone = ""
@@ -315,10 +315,10 @@ def _of_all(
         alone = f"; {TOO_FEW} of those {' and '.join(unsure)} alone"
     if lacking and ruling.word != NOT_EXPLAINED:
         alone += f"; {NOT_EXPLAINED} for those {' and '.join(lacking)}"
-    return f"the {many}: {numbers}{_open([whole])}{alone}"
+    return f"the {many}: {numbers}{_upper_limits([whole])}{alone}"
 
 
-def _shown(part: Part, ruling: Ruling, unit: str) -> str:
+def _generalisation_words(part: TargetGroup, ruling: Ruling, unit: str) -> str:
     """For whom a leak is shown: these images, others like them, or both."""
     these = f"these images (p = {part.chance:.1g} by guessing)" if ruling.here else ""
     if ruling.alike:
@@ -326,7 +326,7 @@ def _shown(part: Part, ruling: Ruling, unit: str) -> str:
     return f"; shown for {these} of {plural(part.clients, unit)}, little is said of other {unit}s"
 
 
-def _open(parts: Sequence[Part]) -> str:
+def _upper_limits(parts: Sequence[TargetGroup]) -> str:
     """What could still be, at most, of any of some parts."""
     highest = []
     for measures in zip(*(part.measures for part in parts), strict=True):
@@ -339,7 +339,7 @@ def _number(count: int) -> str:
     return "one" if count == 1 else str(count)
 
 
-def _numbers(parts: Sequence[Part], gallery: int) -> str:
+def _numbers(parts: Sequence[TargetGroup], gallery: int) -> str:
     """``6 of 6 found among 100 (guess 1.6 %), pictures 5.9 dB over the floor``."""
     said = []
     lineups = sum(part.hit.n for part in parts)

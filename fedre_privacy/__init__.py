@@ -39,7 +39,7 @@ def __getattr__(name: str) -> Any:
 def _called(name: str) -> Any:
     """One of the functions, which says clearly what the system refuses."""
     api = import_module(".api", __name__)
-    return api.clearly(getattr(api, name))
+    return api.with_clear_errors(getattr(api, name))
 
 
 def __dir__() -> list[str]:

@@ -17,7 +17,7 @@ from fedre_privacy.core.types import Observation, Upload
 from fedre_privacy.data.base import ImageData, datasets
 from fedre_privacy.federation import loop
 from fedre_privacy.models.split import Normalise
-from fedre_privacy.sealed import door
+from fedre_privacy.sandbox import client as door
 from fedre_privacy.threats.base import threats
 
 Owner = tuple[int, int]

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedre_privacy.attacks.common.channels import undo_smoothing
 from fedre_privacy.core.artifacts import Artifact, EntangledRep, Prototypes, Representations
 from fedre_privacy.core.channels import Channel
-
-from ..running.channels import unsmoothed
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +80,7 @@ class Mixes:
         mixed = [artifact for artifact in sent if isinstance(artifact, EntangledRep)]
         if not mixed:
             return None
-        weights = torch.stack([unsmoothed(channel, one.encoding) for one in mixed])
+        weights = torch.stack([undo_smoothing(channel, one.encoding) for one in mixed])
         return cls(torch.stack([one.rep for one in mixed]).float().cpu(), weights.float().cpu())
 
     def among(self, labels: Tensor) -> Mixes:

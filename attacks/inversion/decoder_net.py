@@ -16,11 +16,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedre_privacy.attacks.common.cuda_graphs import (
+    GraphCapture,
+    Step,
+    capture_step,
+    set_rate,
+    warm_cosine,
+)
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.optimisers import AdamW
-from fedre_privacy.core.rng import seeded, stream
-
-from ..running.graphs import GraphCapture, Step, captured, set_rate, warm_cosine
+from fedre_privacy.core.rng import seeded_generators, stream
 
 SLOPE = 0.1
 PART = 16
@@ -91,7 +96,7 @@ class Refiner(nn.Module):
 
 def blank(channels: int, width: int) -> Refiner:
     """Make a network that returns the picture as it is; draws from no global stream."""
-    with seeded(0, "blank refiner"):
+    with seeded_generators(0, "blank refiner"):
         return Refiner(channels, width)
 
 
@@ -174,7 +179,7 @@ def train_refiner(
     device = examples[0].picture.device
     if how.loss == "sharp":
         capturer = None
-    with seeded(seed, f"refiner {purpose}", index=stage):
+    with seeded_generators(seed, f"refiner {purpose}", index=stage):
         net = Refiner(examples[0].picture.shape[1], how.width).to(device)
     spread = torch.stack([one.correction.square().mean() for one in examples]).mean().sqrt()
     net.scale.copy_(spread.clamp(min=1e-6))
@@ -232,7 +237,7 @@ def train_refiner(
             if update == 0 and capturer is not None:
                 moments = [m for one in optimiser.state.values() for m in one.values()]
                 state = [*parameters, *moments, spent]
-                run = captured(step, capturer, state=state, match=spent, note=note) or step
+                run = capture_step(step, capturer, state=state, match=spent, note=note) or step
             if (update + 1) % every == 0 or update == how.updates - 1:
                 now = check()
                 tick(update, now)

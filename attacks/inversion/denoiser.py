@@ -18,12 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedre_privacy.attacks.common.cuda_graphs import set_rate, warm_cosine
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.eigen import symmetric_eigen
+from fedre_privacy.core.eigenvalues import symmetric_eigen
 from fedre_privacy.core.optimisers import Adam
-from fedre_privacy.core.rng import seeded, stream
-
-from ..running.graphs import set_rate, warm_cosine
+from fedre_privacy.core.rng import seeded_generators, stream
 
 SPREAD = 0.25
 """Standard deviation of pixels in [0, 1], about."""
@@ -109,14 +108,14 @@ class Denoiser(nn.Module):
     def linear(self, noisy: Tensor, noise: Tensor) -> Tensor:
         """What the linear part alone makes of images (n, C, H, W)."""
         kept = self.variances / (self.variances + noise.reshape(-1, 1, 1, 1).square())
-        return self.mean + self._filtered(noisy - self.mean, kept)
+        return self.mean + self._filter(noisy - self.mean, kept)
 
     def left(self, change: Tensor, noise: Tensor) -> Tensor:
         """Apply the covariance of images given their noisy versions to changes (n, C, H, W)."""
         squared = noise.reshape(-1, 1, 1, 1).square()
-        return self._filtered(change, self.variances * squared / (self.variances + squared))
+        return self._filter(change, self.variances * squared / (self.variances + squared))
 
-    def _filtered(self, images: Tensor, factors: Tensor) -> Tensor:
+    def _filter(self, images: Tensor, factors: Tensor) -> Tensor:
         turned = torch.einsum("cdhw,nchw->ndhw", self.axes, self._waves(images)) * factors
         waves = torch.einsum("cdhw,ndhw->nchw", self.axes, turned)
         return torch.einsum("ih,ncij,jw->nchw", self.rows, waves, self.columns)
@@ -136,7 +135,7 @@ def cosines(count: int) -> Tensor:
 
 def blank(shape: tuple[int, int, int], how: DenoiserTraining) -> Denoiser:
     """Make a denoiser that has learnt nothing; draws from no global stream."""
-    with seeded(0, "blank denoiser"):
+    with seeded_generators(0, "blank denoiser"):
         return Denoiser(shape, how.width, how.layers)
 
 
@@ -155,7 +154,7 @@ def train_denoiser(
         tick: called now and then with the number of updates done and the loss (1,).
     """
     device, (channels, height, width) = images.device, images.shape[1:]
-    with seeded(seed, f"denoiser {purpose}"):
+    with seeded_generators(seed, f"denoiser {purpose}"):
         net = Denoiser((channels, height, width), how.width, how.layers).to(device)
     net.fit_linear(images)
     draws = stream(seed, f"noise {purpose}")

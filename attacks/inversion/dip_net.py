@@ -118,14 +118,14 @@ class HourGlass:
             carried.append(layer(x))
             x = layer(layer(x, stride=2))
         for across in reversed(carried):
-            x = layer(layer(_joined(_resized(x, across.shape[2:]), across, count)))
+            x = layer(layer(_join_stacks(_resize_maps(x, across.shape[2:]), across, count)))
         weight, bias = next(left), next(left)
         with torch.autocast(x.device.type, enabled=False):  # colours need more than 8 bits
             x = conv(x.to(weight.dtype), weight) + bias.reshape(1, -1, 1, 1)
         return torch.sigmoid(x).reshape(count, *self.image_shape)
 
 
-def _joined(one: Tensor, other: Tensor, count: int) -> Tensor:
+def _join_stacks(one: Tensor, other: Tensor, count: int) -> Tensor:
     """Maps of two stacks of networks (1, N * C, H, W) behind each other, network by network."""
     if one.device.type != "cpu":
         pair = [x.reshape(count, -1, *x.shape[2:]) for x in (one, other)]
@@ -134,7 +134,7 @@ def _joined(one: Tensor, other: Tensor, count: int) -> Tensor:
     return torch.cat(pair, 3).flatten(2)[None].permute(0, 3, 1, 2)
 
 
-def _resized(x: Tensor, size: Sequence[int]) -> Tensor:
+def _resize_maps(x: Tensor, size: Sequence[int]) -> Tensor:
     """Maps brought to a size, bilinearly; on a CPU by two products of matrices, which is faster."""
     if x.device.type != "cpu":
         return F.interpolate(x, size=tuple(size), mode="bilinear", align_corners=False)
@@ -151,16 +151,16 @@ def _stretch(before: int, after: int) -> Tensor:
     return F.interpolate(line, size=after, mode="linear", align_corners=False)[0].T.contiguous()
 
 
-def _padded(x: Tensor, pad: int) -> Tensor:
+def _pad_maps(x: Tensor, pad: int) -> Tensor:
     mode = "reflect" if min(x.shape[2:]) > 2 * pad else "constant"
     return F.pad(x, (pad, pad, pad, pad), mode=mode)
 
 
-def _grouped(x: Tensor, weight: Tensor, *, stride: int = 1) -> Tensor:
+def _grouped_convolution(x: Tensor, weight: Tensor, *, stride: int = 1) -> Tensor:
     """Convolve N groups of channels (1, N * C_in, H, W) with weights (N, C_out, C_in, k, k)."""
     pad = weight.shape[-1] // 2
     if pad:
-        x = _padded(x, pad)
+        x = _pad_maps(x, pad)
     return F.conv2d(x, weight.flatten(0, 1), stride=stride, groups=len(weight))
 
 
@@ -168,14 +168,14 @@ def _matmul(x: Tensor, weight: Tensor, *, stride: int = 1) -> Tensor:
     """The same as products of N matrices of weights with N matrices of patches."""
     count, kernel = len(weight), weight.shape[-1]
     if kernel > 1:
-        x = _padded(x, kernel // 2)
+        x = _pad_maps(x, kernel // 2)
     side = [(size - kernel) // stride + 1 for size in x.shape[2:]]
     x = x.reshape(count, -1, *x.shape[2:])
     patches = x.flatten(2) if kernel == stride == 1 else F.unfold(x, kernel, stride=stride)
     return torch.bmm(weight.flatten(2), patches).reshape(1, -1, *side)
 
 
-STACKINGS: dict[str, Callable[..., Tensor]] = {"grouped": _grouped, "matmul": _matmul}
+STACKINGS: dict[str, Callable[..., Tensor]] = {"grouped": _grouped_convolution, "matmul": _matmul}
 TRIED = 32
 """Networks of the trial that decides between them."""
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.eigen import symmetric_eigen
+from fedre_privacy.core.eigenvalues import symmetric_eigen
 
-from .simulate import MOST_VIEWS
+from .simulated_uploads import MOST_VIEWS
 
 PENALTIES = (1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
 """Penalties tried, in units of the mean eigenvalue of the representations' scatter."""
@@ -132,7 +132,7 @@ def total(parts: Sequence[Sums]) -> Sums:
     return out
 
 
-def fit(sums: Sums, penalty: float) -> LinearMap:
+def fit_ridge(sums: Sums, penalty: float) -> LinearMap:
     """Fit x to r by least squares with a penalty on the weights.
 
     A representation that is not finite among the sums makes a map that is nowhere finite.
@@ -142,8 +142,8 @@ def fit(sums: Sums, penalty: float) -> LinearMap:
     return LinearMap(weight.float(), normal.rep.float(), normal.image.float())
 
 
-def fitted(sums: Sums, penalty: float, reps: Tensor) -> Tensor:
-    """Flat images (n, P), not clamped, that the map of `fit` makes of representations (n, d).
+def predict_ridge(sums: Sums, penalty: float, reps: Tensor) -> Tensor:
+    """Flat images (n, P), not clamped, that the map of `fit_ridge` makes of representations (n, d).
 
     Where these are few it costs less than the map: n columns are solved for in place of P.
     """

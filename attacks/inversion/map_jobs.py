@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedre_privacy.attacks.common.channels import undo_smoothing
+from fedre_privacy.attacks.common.frozen_modules import frozen_copy
 from fedre_privacy.core.artifacts import Counts, EntangledRep, Prototypes
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import Observation, Upload
 
-from ..running.channels import unsmoothed
-from ..running.modules import frozen
 from .linear_map import Linear
-from .solve import check_extractors
+from .reconstruction import check_extractors
 
 LEAST_AUX = 8
 
@@ -54,7 +54,7 @@ def jobs_of(observation: Observation, linear: Linear) -> list[MapJob]:
         key: observation.extractors[key] for key in set(owners) & set(observation.extractors)
     }
     check_extractors(
-        {key: frozen(module, torch.device("cpu")) for key, module in extractors.items()},
+        {key: frozen_copy(module, torch.device("cpu")) for key, module in extractors.items()},
         owners,
         rows.shape[1],
         shape,
@@ -71,10 +71,10 @@ def jobs_of(observation: Observation, linear: Linear) -> list[MapJob]:
                 continue
             family, encoding, sizes, serial = "single", None, None, 0
             if linear.match_targets and isinstance(artifact, Prototypes):
-                family, sizes = "prototypes", _counted(observation, upload, artifact)
+                family, sizes = "prototypes", _image_counts(observation, upload, artifact)
             elif linear.match_targets and isinstance(artifact, EntangledRep):
                 family = "entangled"
-                encoding = unsmoothed(observation.channel, artifact.encoding)
+                encoding = undo_smoothing(observation.channel, artifact.encoding)
                 serial = sum(key[:2] == (family, owner) for key in found)
             key = (family, owner, serial)
             found.setdefault(key, []).extend(range(number, number + len(held)))
@@ -88,7 +88,9 @@ def jobs_of(observation: Observation, linear: Linear) -> list[MapJob]:
     return jobs
 
 
-def _counted(observation: Observation, upload: Upload, prototypes: Prototypes) -> Tensor | None:
+def _image_counts(
+    observation: Observation, upload: Upload, prototypes: Prototypes
+) -> Tensor | None:
     """Numbers of images behind the prototypes, where the same client uploaded them."""
     for seen in observation.uploads:
         if (seen.client, seen.round) == (upload.client, upload.round):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedre_privacy.core.outcomes import CERTIFIED_WITHIN
 
-from .linear import Solved
+from .linear_solver import SolvedPrototypes
 from .mixing import Mixing
 
 MARGIN = 3.0
@@ -16,7 +16,7 @@ PREDICTED = 0.9
 """What the answer has to predict of uploads that were held out."""
 
 
-def certified(solved: Solved, mixing: Mixing) -> Tensor:
+def certify_prototypes(solved: SolvedPrototypes, mixing: Mixing) -> Tensor:
     """Whether each prototype of a client is right within `CERTIFIED_WITHIN`, (n,) bool.
 
     The weights tell all classes apart, with rounds to spare; each round, held out, is predicted by

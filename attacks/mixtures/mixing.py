@@ -8,10 +8,9 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
+from fedre_privacy.attacks.common.client_messages import messages_of
 from fedre_privacy.core.artifacts import EntangledRep
 from fedre_privacy.core.types import Observation
-
-from ..running.messages import messages_of
 
 ONE_HOT = 1 - 1e-6
 """Largest weight from which on an encoding counts as one-hot."""

@@ -8,8 +8,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from .gaussian import Model, most_likely
-from .linear import Solved
+from .gaussian_solver import Model, most_likely
+from .linear_solver import SolvedPrototypes
 
 DRIFTS = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0)
 COMMON = (0.0, 0.03, 0.1, 0.3, 1.0)
@@ -26,7 +26,7 @@ def random_walk(
     common: Sequence[float] = COMMON,
     noises: Sequence[float] = NOISES,
     centred: bool = False,
-) -> Solved:
+) -> SolvedPrototypes:
     """Prototypes as of one round, when each drifts by independent steps and all by common ones.
 
     p_c starts as N(m, v) per dimension, m unknown; per round it moves by N(0, drift^2 v) of its

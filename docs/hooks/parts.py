@@ -15,19 +15,19 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from fedre_privacy.__main__ import COMMANDS as SCRIPTS
+from fedre_privacy.active_server.base import steerings
+from fedre_privacy.active_server.detectors.base import detectors
 from fedre_privacy.attacks.base import attacks
-from fedre_privacy.attacks.shadows.base import shadow_attacks
+from fedre_privacy.attacks.shadow_attacks.base import shadow_attacks
 from fedre_privacy.cli.subcommands import inside
 from fedre_privacy.core.config import knobs
 from fedre_privacy.core.registry import Registry
 from fedre_privacy.data.base import datasets
 from fedre_privacy.defenses.base import defenses
-from fedre_privacy.detectors.base import detectors
 from fedre_privacy.entanglement.base import schemes
 from fedre_privacy.eval.metrics.base import metrics
 from fedre_privacy.partition.base import partitions
 from fedre_privacy.protocols.base import protocols
-from fedre_privacy.steering.base import steerings
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = ROOT / "notebooks"

@@ -64,23 +64,21 @@ class Lpips(Metric):
         _package()
 
     def score(self, recovered: Tensor, original: Tensor) -> Tensor:
-        """Score finite pairs (n, C, H, W): (n,), from 0 upwards."""
         network = _network(self.net, self._path())
         parts = []
         with torch.inference_mode():
             for start in range(0, len(recovered), _BATCH):
-                pair = (self._prepared(x[start : start + _BATCH]) for x in (recovered, original))
+                pair = (self._prepare(x[start : start + _BATCH]) for x in (recovered, original))
                 parts.append(network(*pair).flatten())
         return torch.cat(parts)
 
     def definition(self, image_shape: tuple[int, int, int]) -> str:
-        """State version, backbone, its hash and the resizing."""
         path = self._path()
         factor = self._factor(image_shape[1:])
         resized = f", images resized x{factor} (bilinear)" if factor > 1 else ""
         return f"LPIPS 0.1, {self.net} backbone (SHA-256 {_hash(path)[:8]}){resized}"
 
-    def _prepared(self, images: Tensor) -> Tensor:
+    def _prepare(self, images: Tensor) -> Tensor:
         images = images.float()
         if images.shape[1] == 1:
             images = images.expand(-1, 3, -1, -1)

@@ -22,11 +22,9 @@ class Mse(Metric):
     shown: ClassVar[str] = TABLE
 
     def score(self, recovered: Tensor, original: Tensor) -> Tensor:
-        """Score finite pairs (n, C, H, W): (n,) float64, from 0 to 1."""
         return squared_error(recovered, original)
 
     def definition(self, image_shape: tuple[int, int, int]) -> str:
-        """State the convention."""
         return "mean squared error per image, values in [0, 1], not rounded to 8 bits"
 
 

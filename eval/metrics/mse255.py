@@ -23,9 +23,7 @@ class Mse255(Metric):
     shown: ClassVar[str] = TABLE
 
     def score(self, recovered: Tensor, original: Tensor) -> Tensor:
-        """Score finite pairs (n, C, H, W): (n,) float64, from 0 to 65025."""
         return squared_error(recovered, original) * 255**2
 
     def definition(self, image_shape: tuple[int, int, int]) -> str:
-        """State the convention."""
         return "mean squared error per image on the 0 to 255 scale, not rounded to 8 bits"

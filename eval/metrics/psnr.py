@@ -31,11 +31,9 @@ class Psnr(Metric):
     shown: ClassVar[str] = FRONTIER
 
     def score(self, recovered: Tensor, original: Tensor) -> Tensor:
-        """Score finite pairs (n, C, H, W): (n,) float64 in dB, from 0 to 100."""
         return psnr_from_mse(squared_error(recovered, original))
 
     def definition(self, image_shape: tuple[int, int, int]) -> str:
-        """State the convention."""
         return "10 log10(1 / MSE) per image in [0, 1], then averaged; at most 100 dB"
 
 

@@ -40,11 +40,9 @@ class PsnrPfllib(Metric):
     shown: ClassVar[str] = TABLE
 
     def score(self, recovered: Tensor, original: Tensor) -> Tensor:
-        """Score finite pairs (n, C, H, W): (n,) float64 in dB."""
         return _decibels(candidate(recovered), original)
 
     def definition(self, image_shape: tuple[int, int, int]) -> str:
-        """State the convention."""
         return (
             "10 log10(3 / MSE) per image between the answer as a candidate in [0, 1] and the "
             "original in [-1, 1]; not a PSNR of images, and not comparable with one"

@@ -46,7 +46,6 @@ class Ssim(Metric):
             )
 
     def score(self, recovered: Tensor, original: Tensor) -> Tensor:
-        """Score finite pairs (n, C, H, W): (n,) float64, from -1 to 1."""
         from skimage.metrics import structural_similarity
 
         # Every channel of every image is its own plane: one call instead of one per image.
@@ -65,7 +64,6 @@ class Ssim(Metric):
         return inner.reshape(len(recovered), -1).mean(dim=1)
 
     def definition(self, image_shape: tuple[int, int, int]) -> str:
-        """State the convention."""
         return (
             "SSIM per image, 11 px Gaussian window (sigma 1.5), population covariance, "
             "mean over channels, scikit-image convention"

@@ -1,6 +1,7 @@
 """Figures: each function returns a matplotlib Figure, `save_figure` writes it as PNG and PDF."""
 
-from .figures import attack_trace, partition_picture, training_curves
+from .curves import training_curves
+from .figures import attack_trace, partition_picture
 from .sheets import Pick, image_sheet, pick_rows, reconstruction_sheet
 from .style import save_figure
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from .style import BLUE, LONGEST, SMALL, VERMILLION, framed, plain, tidy
+from .style import BLUE, SMALL, VERMILLION, framed_figure, name_rows, tidy
 
 
 def audit_chart(
@@ -20,7 +20,7 @@ def audit_chart(
         rows: name, epsilon shown at least, promised at most (None: nothing is), and the most that
             the design of the audit could have shown.
     """
-    figure = framed(5.4, 0.4 * len(rows) + 0.9, title, caption)
+    figure = framed_figure(5.4, 0.4 * len(rows) + 0.9, title, caption)
     axes = figure.subplots()
     for row, (_, shown, promised, ceiling) in enumerate(reversed(rows)):
         colour = VERMILLION if promised is not None and shown > promised else BLUE
@@ -35,8 +35,7 @@ def audit_chart(
             1.02, row, f"[{shown:.2f}, {said}]", fontsize=SMALL, va="center",
             transform=axes.get_yaxis_transform(),
         )  # fmt: skip
-    axes.set_yticks(range(len(rows)), [plain(name, LONGEST) for name, *_ in reversed(rows)])
-    axes.set_ylim(-0.6, len(rows) - 0.4)
+    name_rows(axes, [name for name, *_ in rows])
     axes.set_xscale("symlog", linthresh=0.1)
     axes.set_xlim(
         0, 1.3 * max(max(shown, promised or 0, most) for _, shown, promised, most in rows)

@@ -12,7 +12,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from fedre_privacy.core.errors import ConfigError
 
-from .style import BLUE, LONGEST, SMALL, TEXT, VERMILLION, framed, plain, tidy
+from .style import BLUE, LONGEST, SMALL, TEXT, VERMILLION, framed_figure, plain, tidy
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def comparison(
         raise ConfigError("There is nothing to draw: no variant has a measure with a value.")
     names = [plain(label, LONGEST) for label in reversed(labels)]
     width = max(0.5 + 0.075 * max(map(len, names)) + 1.55 * len(shown), 6.0)
-    figure = framed(width, 0.3 * len(labels) + 0.75, title, caption)
+    figure = framed_figure(width, 0.3 * len(labels) + 0.75, title, caption)
     for number, column in enumerate(shown):
         axes = figure.add_subplot(1, len(shown), number + 1)
         if column.log:

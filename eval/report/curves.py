@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
-from fedre_privacy.core.errors import ConfigError
+from fedre_privacy.core.errors import ConfigError, IncompatibleError
 
-from .style import BLUE, CYCLE, SMALL, VERMILLION, panels, tidy, wrapped
+from .style import BLUE, CYCLE, SMALL, VERMILLION, panels, tidy, wrap_text
 
 DASHES = ("-", "--", "-.", ":")
 
 
 @dataclass(frozen=True, eq=False)
-class Curve:
+class AccuracyCurve:
     """Trainings that differ in their seed alone.
 
     Args:
@@ -31,7 +34,7 @@ class Curve:
 
 
 def learning_curves(
-    curves: Sequence[Curve],
+    curves: Sequence[AccuracyCurve],
     *,
     across: str,
     title: str = "",
@@ -57,14 +60,9 @@ def learning_curves(
         rounds = curve.frame.groupby("round")
         over = rounds["accuracy"].agg(["mean", "min", "max"])
         x = rounds["x"].mean().to_numpy(dtype=float)
-        axes.plot(
-            x, over["mean"].to_numpy(), DASHES[number // len(CYCLE) % len(DASHES)], color=colour,
-            linewidth=1.5, label=wrapped(curve.label), marker="o" if len(x) <= 25 else None,
-            markersize=2.5,
-        )  # fmt: skip
-        if curve.frame["seed"].nunique() > 1:
-            low, high = over["min"].to_numpy(), over["max"].to_numpy()
-            axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+        ranged = curve.frame["seed"].nunique() > 1
+        dash = DASHES[number // len(CYCLE) % len(DASHES)]
+        _line(axes, x, over, dash, colour, wrap_text(curve.label), ranged=ranged)
     for height, label in ((chance, "chance"), (target, "target")):
         if height is not None:
             dash = ":" if label == "chance" else "--"
@@ -73,9 +71,98 @@ def learning_curves(
     axes.set_xlabel(across)
     axes.set_ylabel("test accuracy (mean over clients)")
     if across == "round":
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
+        _whole_rounds(axes)
     axes.legend(fontsize=SMALL, frameon=False, loc="center left", bbox_to_anchor=(1.02, 0.5))
     tidy(axes)
+    return figure
+
+
+def _line(
+    axes: Axes,
+    x: NDArray[np.float64],
+    over: pd.DataFrame,
+    dash: str,
+    colour: str,
+    label: str,
+    *,
+    ranged: bool,
+) -> None:
+    """Draw the column mean, and a band from min to max."""
+    marker = "o" if len(x) <= 25 else None
+    axes.plot(
+        x,
+        over["mean"].to_numpy(),
+        dash,
+        color=colour,
+        linewidth=1.5,
+        label=label,
+        marker=marker,
+        markersize=2.5,
+    )
+    if ranged:
+        low, high = over["min"].to_numpy(), over["max"].to_numpy()
+        axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+
+
+def _whole_rounds(axes: Axes) -> None:
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
+
+
+_MOMENTS = {
+    "acc_post_local": "after local training",
+    "acc_post_broadcast": "after the broadcast",
+    "acc_shared_post_local": "after local training, shared test set",
+    "acc_shared_post_broadcast": "after the broadcast, shared test set",
+}
+
+
+def training_curves(
+    frame: pd.DataFrame, *, title: str = "Training", caption: str = "", chance: float | None = None
+) -> Figure:
+    """Draw accuracy per round at both moments of evaluation, and the training loss.
+
+    Args:
+        frame: one row per round with the columns ``round``, ``acc_post_local``,
+            ``acc_post_broadcast`` (0 to 1, mean over clients; absent in rounds not evaluated), the
+            same on the shared test set (``acc_shared_post_local``, ...) where it was measured, and
+            ``loss``. Several rows of a round (seeds) are drawn as mean and range.
+        chance: accuracy of guessing, drawn as a dotted line.
+
+    Raises:
+        IncompatibleError: a column is absent.
+    """
+    absent = [name for name in ("round", "loss") if name not in frame.columns]
+    moments = [name for name in _MOMENTS if name in frame.columns]
+    moments = [name for name in moments if "shared" not in name or frame[name].notna().any()]
+    if absent or not moments:
+        wanted = "round, loss and one of " + ", ".join(_MOMENTS)
+        raise IncompatibleError(
+            f"Training metrics have the columns {', '.join(map(str, frame.columns))}; needed are "
+            f"{wanted}."
+        )
+    figure, (left, right) = panels(2, title, caption)
+    curves = [(left, name, _MOMENTS[name]) for name in moments] + [(right, "loss", "loss")]
+    colours = (*CYCLE[: len(moments)], CYCLE[0])
+    for (axes, column, label), colour in zip(curves, colours, strict=True):
+        known = frame[["round", column]].apply(pd.to_numeric).dropna()
+        over = known.groupby("round")[column].agg(["mean", "min", "max"])
+        dash = "--" if column.endswith("broadcast") else "-"
+        x = over.index.to_numpy(dtype=float)
+        _line(axes, x, over, dash, colour, label, ranged=len(known) > len(over))
+    if chance is not None:
+        left.axhline(chance, color="#666666", linestyle=":", linewidth=1, label="chance")
+    left.set_ylim(0, 1)
+    left.set_ylabel("test accuracy (mean over clients)")
+    left.legend(fontsize=SMALL, frameon=False, loc="best")
+    right.set_ylabel("training loss")
+    rounds = frame["round"].astype(float)
+    for axes in (left, right):
+        axes.set_xlabel("round")
+        if rounds.nunique() == 1:
+            axes.set_xlim(rounds.iloc[0] - 1, rounds.iloc[0] + 1)
+        _whole_rounds(axes)
+        tidy(axes)
+    right.set_ylim(bottom=0)
     return figure
 
 

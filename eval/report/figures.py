@@ -1,11 +1,10 @@
-"""Figures drawn from traces, training records and partitions; each returns a matplotlib Figure."""
+"""The trace of an attack, and who holds what."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
-import pandas as pd
 import torch
 from matplotlib import colormaps
 from matplotlib.colors import ListedColormap, PowerNorm
@@ -18,12 +17,11 @@ from fedre_privacy.core.units import plural
 
 from .style import (
     BLUE,
-    CYCLE,
     LONGEST,
     ORANGE,
     SMALL,
     TEXT,
-    framed,
+    framed_figure,
     panels,
     plain,
     tidy,
@@ -79,83 +77,6 @@ def attack_trace(
     return figure
 
 
-_MOMENTS = {
-    "acc_post_local": "after local training",
-    "acc_post_broadcast": "after the broadcast",
-    "acc_shared_post_local": "after local training, shared test set",
-    "acc_shared_post_broadcast": "after the broadcast, shared test set",
-}
-
-
-def training_curves(
-    frame: pd.DataFrame, *, title: str = "Training", caption: str = "", chance: float | None = None
-) -> Figure:
-    """Draw accuracy per round at both moments of evaluation, and the training loss.
-
-    Args:
-        frame: one row per round with the columns ``round``, ``acc_post_local``,
-            ``acc_post_broadcast`` (0 to 1, mean over clients; absent in rounds not evaluated), the
-            same on the shared test set (``acc_shared_post_local``, ...) where it was measured, and
-            ``loss``. Several rows of a round (seeds) are drawn as mean and range.
-        chance: accuracy of guessing, drawn as a dotted line.
-
-    Raises:
-        IncompatibleError: a column is absent.
-    """
-    absent = [name for name in ("round", "loss") if name not in frame.columns]
-    moments = [name for name in _MOMENTS if name in frame.columns]
-    moments = [name for name in moments if "shared" not in name or frame[name].notna().any()]
-    if absent or not moments:
-        wanted = "round, loss and one of " + ", ".join(_MOMENTS)
-        raise IncompatibleError(
-            f"Training metrics have the columns {', '.join(map(str, frame.columns))}; needed are "
-            f"{wanted}."
-        )
-    figure, (left, right) = panels(2, title, caption)
-    curves = [(left, name, _MOMENTS[name]) for name in moments] + [(right, "loss", "loss")]
-    for (axes, column, label), colour in zip(
-        curves, (*CYCLE[: len(moments)], CYCLE[0]), strict=True
-    ):
-        dash = "--" if column.endswith("broadcast") else "-"
-        known = frame[["round", column]].apply(pd.to_numeric).dropna()
-        over = known.groupby("round")[column].agg(["mean", "min", "max"])
-        x = over.index.to_numpy(dtype=float)
-        axes.plot(
-            x,
-            over["mean"].to_numpy(),
-            dash,
-            color=colour,
-            linewidth=1.5,
-            label=label,
-            marker="o" if len(x) <= 25 else None,
-            markersize=2.5,
-        )
-        if len(known) > len(over):
-            axes.fill_between(
-                x,
-                over["min"].to_numpy(),
-                over["max"].to_numpy(),
-                color=colour,
-                alpha=0.2,
-                linewidth=0,
-            )
-    if chance is not None:
-        left.axhline(chance, color="#666666", linestyle=":", linewidth=1, label="chance")
-    left.set_ylim(0, 1)
-    left.set_ylabel("test accuracy (mean over clients)")
-    left.legend(fontsize=SMALL, frameon=False, loc="best")
-    right.set_ylabel("training loss")
-    rounds = frame["round"].astype(float)
-    for axes in (left, right):
-        axes.set_xlabel("round")
-        if rounds.nunique() == 1:
-            axes.set_xlim(rounds.iloc[0] - 1, rounds.iloc[0] + 1)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
-        tidy(axes)
-    right.set_ylim(bottom=0)
-    return figure
-
-
 def partition_picture(
     counts: Tensor,
     *,
@@ -187,7 +108,7 @@ def partition_picture(
     foot = f"{caption}\n" if caption else ""
     foot += f"Orange: a single image of the class ({plural(single, 'cell')}). White: none."
     below = 0.35 + 0.045 * max(map(len, names), default=2)
-    figure = framed(max(1.75 + classes * side, 4.4), clients * tall + below, title, foot)
+    figure = framed_figure(max(1.75 + classes * side, 4.4), clients * tall + below, title, foot)
     axes = figure.subplots()
     top_count = max(int(table.max()), 1)
     blues = ListedColormap(colormaps["Blues"](np.linspace(0.15, 1, 256)))

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from fedre_privacy.core.errors import ConfigError
 
-from .style import LONGEST, SMALL, TEXT, framed, plain, settle, tidy
+from .style import LONGEST, SMALL, TEXT, framed_figure, plain, settle, tidy
 
 GREY = "#b8b8b8"
 RADIUS = 4.5
@@ -90,7 +90,6 @@ def frontier(
     unit: str = "dB",
     accuracy: str = "test accuracy",
     caption: str = "",
-    title: str = "",
 ) -> Figure:
     """Draw figure B: two panels that share accuracy, against scalars and against leakage.
 
@@ -118,7 +117,7 @@ def frontier(
             f"{caption}{' ' * bool(caption)}Named are {NAMED} of the {len(points)} points, the "
             "Pareto set first, then by accuracy; the table beside this figure has all."
         )
-    figure = framed(11.0, 4.9, title or "Accuracy, communication and leakage", caption)
+    figure = framed_figure(11.0, 4.9, "Accuracy, communication and leakage", caption)
     axes_a, axes_b = figure.subplots(1, 2, sharey=True)
     named: list[tuple[Axes, list[tuple[Point, float]]]] = []
     for axes, across in ((axes_a, "scalars"), (axes_b, "over")):

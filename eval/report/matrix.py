@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 
 from fedre_privacy.core.errors import ConfigError
 
-from .style import LONGEST, SMALL, TEXT, framed, plain
+from .style import LONGEST, SMALL, TEXT, framed_figure, plain
 
 GREY, PALE, STRONG = "#eeeeee", "#fbe3d5", "#f0a679"
 
@@ -31,7 +31,7 @@ class Cell:
     why: str = ""
 
 
-def matrix(cells: Sequence[Cell], *, caption: str = "", title: str = "") -> Figure:
+def matrix(cells: Sequence[Cell], *, caption: str = "") -> Figure:
     """Draw figure E: protocols in rows, attacks in columns.
 
     The number says what was found; colour repeats its sign only: white at or below the floor, pale
@@ -47,8 +47,8 @@ def matrix(cells: Sequence[Cell], *, caption: str = "", title: str = "") -> Figu
     down, across = ([plain(name, LONGEST) for name in names] for names in (rows, columns))
     width = 1.3 + 0.075 * max(map(len, down)) + 0.85 * len(columns)
     height = 0.3 + 0.32 * len(rows) + 0.04 * max(map(len, across))
-    title = title or "Which attack reads what, and how far above its floor"
-    figure = framed(max(width, 5.0), height, title, caption)
+    title = "Which attack reads what, and how far above its floor"
+    figure = framed_figure(max(width, 5.0), height, title, caption)
     axes = figure.subplots()
     axes.set_xlim(0, len(columns))
     axes.set_ylim(len(rows), 0)

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from fedre_privacy.core.errors import ConfigError
 
 from ..measures import Measure, group_name
-from .style import BLUE, LONGEST, SMALL, VERMILLION, framed, plain, tidy
+from .style import BLUE, SMALL, VERMILLION, framed_figure, name_rows, tidy
 
 
 def measure_chart(measures: Sequence[Measure], *, title: str, caption: str = "") -> Figure:
@@ -21,7 +21,7 @@ def measure_chart(measures: Sequence[Measure], *, title: str, caption: str = "")
     bars = [(measure, measure.value) for measure in measures if measure.value is not None]
     if not bars:
         raise ConfigError("There is nothing to draw: the attack has no measure with a value.")
-    figure = framed(6.4, 0.36 * len(bars) + 0.55, title, caption)
+    figure = framed_figure(6.4, 0.36 * len(bars) + 0.55, title, caption)
     axes = figure.subplots()
     several = any(bar.group for bar, _ in bars)
     for row, (bar, value) in enumerate(reversed(bars)):
@@ -34,12 +34,8 @@ def measure_chart(measures: Sequence[Measure], *, title: str, caption: str = "")
             1.02, row, f"{bar.number(bar.value)}  n = {bar.n}", fontsize=SMALL, va="center",
             transform=axes.get_yaxis_transform(),
         )  # fmt: skip
-    names = [
-        f"{bar.heading}, {group_name(bar.group)}" if several else bar.heading
-        for bar, _ in reversed(bars)
-    ]
-    axes.set_yticks(range(len(bars)), [plain(name, LONGEST) for name in names])
-    axes.set_ylim(-0.6, len(bars) - 0.4)
+    groups = [f", {group_name(bar.group)}" if several else "" for bar, _ in bars]
+    name_rows(axes, [bar.heading + group for (bar, _), group in zip(bars, groups, strict=True)])
     axes.set_xlabel("measure (red: floor)")
     tidy(axes)
     return figure

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedre_privacy.core.errors import IncompatibleError
 
-from .style import LONGEST, SMALL, framed, plain
+from .style import LONGEST, SMALL, framed_figure, plain
 
 ENTANGLED = -1
 """In place of a class: a mix of several."""
@@ -21,7 +21,7 @@ FEWEST = 5
 """Rows that a map needs: t-SNE places neighbours, and fewer rows have none."""
 
 
-def embed(rows: Tensor, *, seed: int = 0) -> Tensor:
+def tsne_map(rows: Tensor, *, seed: int = 0) -> Tensor:
     """Place vectors (N, d) on a plane (N, 2) by t-SNE, begun from their two principal axes.
 
     Neighbours are kept; distances between groups and their sizes mean nothing.
@@ -53,7 +53,7 @@ def prototype_map(
     """Draw prototypes as the number of their client in the colour of their class.
 
     Args:
-        points: (N, 2), see `embed`.
+        points: (N, 2), see `tsne_map`.
         labels: class of each row, `ENTANGLED` for an entangled upload, drawn as a black cross.
         clients: client of each row.
         class_names: for the legend.
@@ -63,7 +63,7 @@ def prototype_map(
     foot += "Numbers: clients. Colours: classes. "
     foot += "Crosses: what they uploaded, entangled. " if entangled else ""
     foot += "t-SNE keeps neighbours; distances between groups mean nothing."
-    figure = framed(6.4, 4.3, title, foot)
+    figure = framed_figure(6.4, 4.3, title, foot)
     axes = figure.subplots()
     palette = colormaps["tab10" if len(class_names) <= 10 else "tab20"]
     shades = [palette(c % palette.N) for c in range(len(class_names))]

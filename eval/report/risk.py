@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from .style import SMALL, framed, plain
+from .style import SMALL, framed_figure, plain
 
 
 def risk_sheet(images: Tensor, below: Sequence[str], *, title: str, caption: str = "") -> Figure:
@@ -16,7 +16,7 @@ def risk_sheet(images: Tensor, below: Sequence[str], *, title: str, caption: str
     Args:
         images: (n, C, H, W) in [0, 1], n >= 1. below: one text for each.
     """
-    figure = framed(max(3.0, 0.8 * len(images)), 1.5, title, caption)
+    figure = framed_figure(max(3.0, 0.8 * len(images)), 1.5, title, caption)
     axes = figure.subplots(1, len(images), squeeze=False)[0]
     for place, image, text in zip(axes, images, below, strict=True):
         pixels = image.permute(1, 2, 0).clamp(0, 1).numpy()

@@ -13,7 +13,7 @@ from fedre_privacy.core.errors import ConfigError
 
 from ..lower_bounds import share_interval
 from ..roc import roc
-from .style import CYCLE, SMALL, framed, plain, tidy
+from .style import CYCLE, SMALL, framed_figure, plain, tidy
 
 
 def roc_figure(
@@ -33,7 +33,7 @@ def roc_figure(
         raise ConfigError("There is nothing to draw: no scores of both members and others.")
     least = 1 / max(max(len(inside), len(outside)) for inside, outside in usable.values())
     least = 10 ** math.floor(math.log10(least))
-    figure = framed(4.4, 3.7, title, caption)
+    figure = framed_figure(4.4, 3.7, title, caption)
     axes = figure.subplots()
     axes.plot((least, 1), (least, 1), color="#888888", lw=0.9, ls=":", label="chance")
     for number, (name, (inside, outside)) in enumerate(usable.items()):

@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedre_privacy.core.errors import ConfigError
 
-from .style import CYCLE, SMALL, TEXT, framed, plain, settle, tidy
+from .style import CYCLE, SMALL, TEXT, framed_figure, plain, settle, tidy
 
 MARKERS = "osD^vPX"
 COLUMNS = 3
@@ -55,7 +55,7 @@ def leakage_by_rounds(
     columns = 2 if len(names) == 4 else min(COLUMNS, len(names))
     legend, deep = 0.17 * len(lines) + 0.1, -(-len(names) // columns)
     height = 2.45 * deep + legend
-    figure = framed(max(3.1 * columns, 5.0), height, title or f"Leakage: {across}", caption)
+    figure = framed_figure(max(3.1 * columns, 5.0), height, title or f"Leakage: {across}", caption)
     ticks = sorted({p.rounds for p in points})
     for number, name in enumerate(names):
         axes = figure.add_subplot(deep, columns, number + 1)

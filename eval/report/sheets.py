@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
-from fedre_privacy.core.text import visible
+from fedre_privacy.core.safe_text import visible
 from fedre_privacy.core.units import plural
 
 from ..score import Scores
@@ -23,7 +23,7 @@ from .style import (
     SMALL,
     TEXT,
     VERMILLION,
-    framed,
+    framed_figure,
     plain,
     settle,
 )
@@ -100,7 +100,6 @@ def reconstruction_sheet(
     not smoothed.
 
     Args:
-        scores: from `evaluate`.
         recovered: the attack's images (N, C, H, W) in [0, 1], C 1 or 3; NaN rows diverged.
         caption: text from the record: who attacks, what was uploaded, what is known.
         metric: orders the rows.
@@ -211,7 +210,7 @@ def image_sheet(
     width = blocks * (1.6 + sum(ratios) * (CELL + 0.06)) + 0.2
     heads = [_narrow(heading) for heading in columns]
     height = rows * (CELL + 0.06) + 0.14 * max(1 + head.count("\n") for head in heads)
-    figure = framed(max(width, 5.2), height, title, caption, images=True)
+    figure = framed_figure(max(width, 5.2), height, title, caption, images=True)
     grid = figure.add_gridspec(rows, blocks * len(ratios), width_ratios=ratios * blocks)
     for row, note in enumerate(notes):
         block, line = divmod(row, rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
@@ -13,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from fedre_privacy.core.files import write_frame, write_with
-from fedre_privacy.core.text import visible
+from fedre_privacy.core.safe_text import visible
 
 # Okabe and Ito, "Color universal design", 2008.
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
@@ -42,15 +43,10 @@ def plain(text: str, longest: int | None = None) -> str:
     return shown.replace("$", r"\$")
 
 
-def wrapped(text: str, width: int = LONGEST, most: int = 6) -> str:
-    """Return a text as `plain` shows it, broken into lines of at most so many characters.
-
-    Args:
-        most: lines; the last is cut with dots where there would be more.
-    """
-    return "\n".join(
-        plain(line) for line in textwrap.wrap(text, width, max_lines=most, placeholder="...")
-    )
+def wrap_text(text: str) -> str:
+    """Return a text as `plain` shows it, in at most six lines of `LONGEST` characters."""
+    lines = textwrap.wrap(text, LONGEST, max_lines=6, placeholder="...")
+    return "\n".join(plain(line) for line in lines)
 
 
 def blank(width: float, height: float) -> Figure:
@@ -60,7 +56,7 @@ def blank(width: float, height: float) -> Figure:
     return figure
 
 
-def framed(
+def framed_figure(
     width: float, height: float, title: str, caption: str = "", *, images: bool = False
 ) -> Figure:
     """Return a figure of `width` by `height` (in) with a title at its head, a caption at its foot.
@@ -121,7 +117,7 @@ def settle(figure: Figure, below: float = 0.0) -> float:
 
 def panels(count: int, title: str, caption: str) -> tuple[Figure, list[Axes]]:
     """Return a figure with plots side by side."""
-    figure = framed(4.4 if count == 1 else 3.5 * count, 2.75, title, caption)
+    figure = framed_figure(4.4 if count == 1 else 3.5 * count, 2.75, title, caption)
     return figure, list(figure.subplots(1, count, squeeze=False)[0])
 
 
@@ -134,6 +130,12 @@ def tidy(axes: Axes) -> None:
     axes.yaxis.label.set_fontsize(TEXT)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
+
+
+def name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """Name rows from the top down; row 0 is the lowest."""
+    axes.set_yticks(range(len(names)), [plain(name, LONGEST) for name in reversed(names)])
+    axes.set_ylim(-0.6, len(names) - 0.4)
 
 
 def save_figure(

@@ -10,9 +10,9 @@ import torch
 
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.rng import stream
-from fedre_privacy.core.tradeoff import Curve, GaussianCurve
+from fedre_privacy.core.tradeoff import GaussianCurve, TradeoffCurve
 from fedre_privacy.defenses.accounting import curve_of
-from fedre_privacy.defenses.base import CLIENT, Defense, Facts
+from fedre_privacy.defenses.base import CLIENT, Defense, FederationFacts
 from fedre_privacy.defenses.statement import state
 from fedre_privacy.eval.lower_bounds import FLAG
 
@@ -24,7 +24,7 @@ REFUTED, CONSISTENT, NO_CLAIM = "refuted", "consistent", "no claim"
 
 
 @dataclass(frozen=True)
-class Claim:
+class PrivacyClaim:
     """What is promised of the uploads of the client that spends most.
 
     Args:
@@ -39,7 +39,7 @@ class Claim:
     unit: str
     epsilon: float
     delta: float
-    curve: Curve
+    curve: TradeoffCurve
     client: int
     rounds: tuple[int, ...]
 
@@ -91,7 +91,7 @@ class Audit:
     level: str
     game: str
     attacker: str
-    claim: Claim | None
+    claim: PrivacyClaim | None
     delta: float
     trials: int
     right: int
@@ -138,10 +138,10 @@ def check_audit(trials: int, alpha: float) -> None:
 
 def claim_of(
     defenses: Sequence[Defense],
-    facts: Facts,
+    facts: FederationFacts,
     sends: Sequence[Sequence[int]],
     unit: str | None = None,
-) -> Claim:
+) -> PrivacyClaim:
     """The claim that the defences make, of the client that spends most.
 
     Args:
@@ -169,16 +169,16 @@ def claim_of(
         sum(cost.pure[client] for cost in costs),
         accountant,
     )
-    return Claim(found.unit, found.epsilon, found.delta, curve, client, tuple(sends[client]))
+    return PrivacyClaim(found.unit, found.epsilon, found.delta, curve, client, tuple(sends[client]))
 
 
-def covered_by(defenses: Sequence[Defense], facts: Facts) -> set[type]:
+def covered_by(defenses: Sequence[Defense], facts: FederationFacts) -> set[type]:
     """Kinds of artifacts for which a client's claim is made."""
     costs = [c for d in defenses if (c := d.cost(facts)) is not None and c.unit == CLIENT]
     return {kind for cost in costs for kind in cost.covers}
 
 
-def balanced(count: int, seed: int) -> list[float]:
+def balanced_signs(count: int, seed: int) -> list[float]:
     """As many ones as minus ones (one more, for an odd number), in random order."""
     signs = torch.ones(count)
     signs[: count // 2] = -1

@@ -22,15 +22,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.artifact_schema import Role
 from fedre_privacy.core.artifacts import Artifact
-from fedre_privacy.core.channels import Bound
-from fedre_privacy.core.contents import Role
+from fedre_privacy.core.channels import ClippingStep
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.gdp import gdp_epsilon
 from fedre_privacy.core.rng import derive, stream
 from fedre_privacy.core.types import Emission
-from fedre_privacy.defenses.apply import defended
-from fedre_privacy.defenses.base import Defense, Facts, Sending
+from fedre_privacy.defenses.apply import apply_defenses
+from fedre_privacy.defenses.base import Defense, FederationFacts, Sending
 from fedre_privacy.defenses.values import num_rows, values_of, with_values
 from fedre_privacy.eval.lower_bounds import (
     ALPHA,
@@ -40,7 +40,7 @@ from fedre_privacy.eval.lower_bounds import (
     mu_of_accuracy,
 )
 
-from .claims import TOO_LONG, Audit, Claim, balanced, check_audit, covered_by
+from .claims import TOO_LONG, Audit, PrivacyClaim, balanced_signs, check_audit, covered_by
 
 ATTACKER = (
     "AUDITOR: sends what it likes in a client's place, in every round, and sees what the defences "
@@ -52,8 +52,8 @@ SILENT = 8, 64
 
 def audit_mechanism(
     defenses: Sequence[Defense],
-    facts: Facts,
-    claim: Claim,
+    facts: FederationFacts,
+    claim: PrivacyClaim,
     sent: Sequence[Artifact],
     *,
     trials: int = 1000,
@@ -63,18 +63,17 @@ def audit_mechanism(
     """Put canaries through the defences of a federation and hold the guesses against the claim.
 
     Args:
-        defenses: as they acted, settings filled in.
-        claim: that they make, from `claim_of`.
+        defenses: as they acted, settings filled in. claim: that they make, from `claim_of`.
         sent: the artifacts that a client sends in a round; their form is taken, not their values.
         trials: canary clients, each of whose uploads of all rounds are one trial.
         alpha: chance that the lower bound is above the truth.
 
     Raises:
-        ConfigError: too few trials, or alpha out of range.
+        ConfigError: see `check_audit`.
         IncompatibleError: nothing that is sent is covered by the claim.
     """
     check_audit(trials, alpha)
-    bound = _bound(defenses, facts)
+    bound = _clipping_norm(defenses, facts)
     kinds = covered_by(defenses, facts)
     covered = [a for a in sent if type(a) in kinds]
     if not covered:
@@ -105,26 +104,28 @@ def audit_mechanism(
         trials=trials,
         right=right,
         p=accuracy_p(right, trials, claim.curve.cap),
-        shown=_shown(claim, errors, right, trials, alpha),
+        shown=_audit_finding(claim, errors, right, trials, alpha),
         how="errors of both kinds" if claim.mu is None else "right guesses, Gaussian curve",
         promised=claim.epsilon,
-        ceiling=_shown(claim, Errors(0, errors.n0, 0, errors.n1), trials, trials, alpha),
+        ceiling=_audit_finding(claim, Errors(0, errors.n0, 0, errors.n1), trials, trials, alpha),
         alpha=alpha,
-        repeated=_repeated(silent),
+        repeated=_repeated_noise(silent),
     )
 
 
-def _bound(defenses: Sequence[Defense], facts: Facts) -> float:
+def _clipping_norm(defenses: Sequence[Defense], facts: FederationFacts) -> float:
     """The length to which uploads are bounded, as the defences tell attackers; 1 if they do not."""
     for defense in defenses:
         channel = defense.channel(facts)
         for step in () if channel is None else (*channel.rows, *channel.updates):
-            if isinstance(step, Bound):
+            if isinstance(step, ClippingStep):
                 return step.norm
     return 1.0
 
 
-def _shown(claim: Claim, errors: Errors, right: int, trials: int, alpha: float) -> float:
+def _audit_finding(
+    claim: PrivacyClaim, errors: Errors, right: int, trials: int, alpha: float
+) -> float:
     if claim.mu is None:
         return epsilon_box(errors, claim.delta, alpha)
     return gdp_epsilon(mu_of_accuracy(right, trials, alpha), claim.delta)
@@ -132,15 +133,15 @@ def _shown(claim: Claim, errors: Errors, right: int, trials: int, alpha: float) 
 
 def _trial(
     defenses: Sequence[Defense],
-    facts: Facts,
-    claim: Claim,
+    facts: FederationFacts,
+    claim: PrivacyClaim,
     covered: Sequence[Artifact],
     bound: float,
     coin: bool,
     seed: int,
 ) -> tuple[float, list[Tensor]]:
     """The score of one canary client, positive for heads, and noise where it sent nothing."""
-    signs = dict(zip(claim.rounds, balanced(len(claim.rounds), seed), strict=True))
+    signs = dict(zip(claim.rounds, balanced_signs(len(claim.rounds), seed), strict=True))
     score, silent = 0.0, []
     for number, form in enumerate(covered):
         # the same in all rounds, so that noise which is the same in all of them cancels
@@ -160,7 +161,9 @@ def _trial(
                 seed=seed,
             )
             canary = with_values(form, {name: size * v for name, v in direction.items()})
-            let = values_of(defended(defenses, Emission(canary), sending, number=number).artifact)
+            let = values_of(
+                apply_defenses(defenses, Emission(canary), sending, number=number).artifact
+            )
             score += sign * sum(float((let[n] * v).sum()) for n, v in direction.items())
             quiet = torch.cat([let[n][v == 0].flatten() for n, v in direction.items()])
             silent.append(quiet[quiet != 0][: SILENT[1]])
@@ -190,7 +193,7 @@ def _direction(form: Artifact, dense: bool, rng: torch.Generator) -> dict[str, T
     return {name: v if not v.is_floating_point() else v / length for name, v in found.items()}
 
 
-def _repeated(silent: Sequence[Tensor]) -> int:
+def _repeated_noise(silent: Sequence[Tensor]) -> int:
     """Draws of noise that occur again in another round or trial.
 
     Only draws whose numbers all differ count: where numbers are rounded after the noise, two draws

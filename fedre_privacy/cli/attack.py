@@ -18,10 +18,10 @@ from .command import command
 from .lists import list_all
 from .options import add_common_options, add_options, add_training_options
 from .output import Output
-from .subcommands import called, epilog, usage
+from .subcommands import epilog, run_subcommand, usage
 
 if TYPE_CHECKING:
-    from fedre_privacy.play.attack import AttackResult
+    from fedre_privacy.experiments.attack import AttackResult
     from fedre_privacy.runs.run import Run
     from fedre_privacy.runs.settings import AttackSettings, TrainSettings
 
@@ -72,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    return command(parser(), run, argv, others=called)
+    return command(parser(), run, argv, others=run_subcommand)
 
 
 def _lists_all(options: argparse.Namespace) -> bool:
@@ -92,24 +92,24 @@ def run(options: argparse.Namespace, output: Output) -> int:
         return list_all(output)
 
     from fedre_privacy.api import run_attack, run_training
-    from fedre_privacy.play.attack import require_complete
-    from fedre_privacy.play.usual import with_usual_attack
+    from fedre_privacy.experiments.attack import require_complete
+    from fedre_privacy.experiments.default_attack import with_usual_attack
     from fedre_privacy.runs.device import choose_device
-    from fedre_privacy.runs.resolving import (
+    from fedre_privacy.runs.plain_settings import attack_values
+    from fedre_privacy.runs.resolution import (
         check_sections,
-        required,
+        require_resolved,
         resolve_attack,
         resolve_training,
     )
     from fedre_privacy.runs.run import find_run
     from fedre_privacy.runs.settings import TRAIN_SECTIONS
-    from fedre_privacy.runs.values import attack_values
-    from fedre_privacy.sealed.door import warm
+    from fedre_privacy.sandbox.client import warm
 
-    from .commands.explain import explain, list_for
-    from .commands.foreign import refuse_without_uploads, run_foreign
-    from .commands.result import print_result, print_run
-    from .commands.settled import gather, refuse_training_options
+    from .shared.explain import explain, list_for
+    from .shared.external_uploads import refuse_without_uploads, run_foreign
+    from .shared.result import print_result, print_run
+    from .shared.settings import gather, refuse_training_options
 
     asked = {name: getattr(options, name) for name in ATTACKING if hasattr(options, name)}
     values, where = gather(options, attack_values(**asked))
@@ -127,8 +127,8 @@ def run(options: argparse.Namespace, output: Output) -> int:
     uploads = training.protocol.uploads if training else ()
     values = with_usual_attack(values, training, report=output)
     settings = resolve_attack(values, where, problems, uploads=uploads)
-    training = required(training, problems, see="fedre-attack --explain")
-    settings = required(settings, problems, see="fedre-attack --explain")
+    training = require_resolved(training, problems, see="fedre-attack --explain")
+    settings = require_resolved(settings, problems, see="fedre-attack --explain")
     if options.run == "list":
         if options.listed is None:
             return list_all(output)
@@ -154,7 +154,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
         of={"run": run.folder},
         again=_again(run, result.folder, options)
         + plugin_words([*run.settings.plugins(), *settings.plugins()]),
-        then=f"fedre-attack {_quoted(run.folder)} {_next(result)}"
+        then=f"fedre-attack {_quote_path(run.folder)} {_next(result)}"
         + plugin_words(run.settings.plugins()),
         open_page=options.open,
         every=options.metrics is not None,
@@ -166,7 +166,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
 def _next(result: AttackResult) -> str:
     """Options of the attack worth giving next: what was sent, a stronger attacker, the ceiling."""
     from fedre_privacy.attacks.base import can_read
-    from fedre_privacy.play.targets import KINDS
+    from fedre_privacy.experiments.targets import KINDS
 
     trial = result.trial
     sent = {kind for u in trial.observation.uploads for kind in map(type, u.artifacts)}
@@ -185,8 +185,8 @@ def _rehearse(
     device: Any,
     output: Output,
 ) -> None:
-    from fedre_privacy.play.attack import require_complete
-    from fedre_privacy.play.rehearse import rehearse
+    from fedre_privacy.experiments.attack import require_complete
+    from fedre_privacy.experiments.dry_run import rehearse
     from fedre_privacy.runs.folder import COMPLETE, begin, status_of
     from fedre_privacy.runs.run import Run
 
@@ -208,15 +208,15 @@ def _rehearse(
 def _again(run: Run, folder: Path, options: argparse.Namespace) -> str:
     """The command that repeats an attack without training again."""
     config = folder / "config.yaml"
-    command = f"fedre-attack --config {_quoted(config)}"
+    command = f"fedre-attack --config {_quote_path(config)}"
     if run.folder.resolve() != (options.runs_dir / run.settings.run_name).resolve():
-        return f"fedre-attack {_quoted(run.folder)} --config {_quoted(config)}"
+        return f"fedre-attack {_quote_path(run.folder)} --config {_quote_path(config)}"
     if options.runs_dir != Path("runs"):
-        command += f" --runs-dir {_quoted(options.runs_dir)}"
+        command += f" --runs-dir {_quote_path(options.runs_dir)}"
     return command
 
 
-def _quoted(path: Path) -> str:
+def _quote_path(path: Path) -> str:
     return shlex.quote(str(path))
 
 

@@ -12,7 +12,7 @@ from fedre_privacy.core.options import Constant, options_of
 from fedre_privacy.runs.options import AuditOptions
 
 from .command import command
-from .index import loaded
+from .index import indexed_constant
 from .options import add_common_options, add_options, add_training_options
 from .output import Output
 
@@ -21,8 +21,10 @@ LEVELS = ("mechanism", "run")
 
 def parser() -> argparse.ArgumentParser:
     """Make the option parser."""
-    games = loaded(Constant("fedre_privacy.runs.coins:GAMES"))[1:]  # those that leave counts alone
-    canaries = loaded(Constant("fedre_privacy.runs.coins:CANARIES"))
+    games = indexed_constant(Constant("fedre_privacy.runs.membership_game:GAMES"))[
+        1:
+    ]  # those that leave counts alone
+    canaries = indexed_constant(Constant("fedre_privacy.runs.membership_game:CANARIES"))
     made = argparse.ArgumentParser(
         prog="fedre-audit",
         usage="fedre-audit [RUN] [options]",
@@ -70,14 +72,14 @@ def run(options: argparse.Namespace, output: Output) -> int:
     """Audit a run, or one that is trained here; return the exit code."""
     from fedre_privacy.api import audit, run_training
     from fedre_privacy.auditing.claims import REFUTED, check_audit
-    from fedre_privacy.auditing.recorded import plan_audit
-    from fedre_privacy.play.attack import require_complete
-    from fedre_privacy.runs.coins import Coins
+    from fedre_privacy.auditing.recorded_run import plan_audit
+    from fedre_privacy.experiments.attack import require_complete
     from fedre_privacy.runs.device import choose_device
+    from fedre_privacy.runs.membership_game import Coins
 
-    from .commands.explain import explain
-    from .commands.result import print_run, rehearsed
-    from .commands.settled import recorded_or_asked
+    from .shared.explain import explain
+    from .shared.result import print_dry_run, print_run
+    from .shared.settings import recorded_or_asked
 
     inside = options.level == "run"
     check_audit(options.canaries if inside else options.trials, options.alpha)
@@ -96,7 +98,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     device = choose_device(options.device)
     if options.dry_run:
         output.line("Claim", plan.says())
-        training = None if recorded else vars(rehearsed(settings, options, device, output))
+        training = None if recorded else vars(print_dry_run(settings, options, device, output))
         output.final(None, {"claim": plan.says(), "plan": training})
         return 0
     run = recorded or run_training(

@@ -22,11 +22,11 @@ from .options import (
     add_training_options,
 )
 from .output import Output
-from .subcommands import called, epilog, inside, usage
+from .subcommands import epilog, inside, run_subcommand, usage
 
 if TYPE_CHECKING:
-    from fedre_privacy.study.description import Benchmark
-    from fedre_privacy.study.jobs import Job
+    from fedre_privacy.benchmarking.jobs import BenchmarkJob
+    from fedre_privacy.benchmarking.variants import Benchmark
 
 
 def parser() -> argparse.ArgumentParser:
@@ -63,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    return command(parser(), run, argv, others=called)
+    return command(parser(), run, argv, others=run_subcommand)
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     from fedre_privacy.api import run_benchmark
     from fedre_privacy.runs.device import choose_device
 
-    wanted = _wanted(options)
+    wanted = _benchmark_of(options)
     device = choose_device(options.device)
     jobs = wanted.jobs
     labels = dict.fromkeys(job.label for job in jobs)
@@ -98,7 +98,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-def _wanted(options: argparse.Namespace) -> Benchmark:
+def _benchmark_of(options: argparse.Namespace) -> Benchmark:
     """What to compare, from the file and the options.
 
     Raises:
@@ -107,7 +107,7 @@ def _wanted(options: argparse.Namespace) -> Benchmark:
     from fedre_privacy.api import comparison
     from fedre_privacy.runs.settings import ATTACK_SECTIONS
 
-    from .commands.settled import assigned, gather
+    from .shared.settings import gather, settings_in_sections
 
     values, _ = gather(options)
     scheme = values.get("protocol", {}).pop("entanglement", None) if options.scheme else None
@@ -124,7 +124,7 @@ def _wanted(options: argparse.Namespace) -> Benchmark:
         )
     problems = [
         f"--set {item} is a setting of an attack; a benchmark takes it from a sweep's attacks."
-        for item in assigned(options, ATTACK_SECTIONS)
+        for item in settings_in_sections(options, ATTACK_SECTIONS)
     ]
     return comparison(
         values,
@@ -151,7 +151,7 @@ def _whole(text: str) -> int:
         ) from None
 
 
-def _suites(jobs: Sequence[Job]) -> str:
+def _suites(jobs: Sequence[BenchmarkJob]) -> str:
     counts: dict[str, int] = {}
     for job in jobs:
         for settings in job.attacks:
@@ -160,9 +160,9 @@ def _suites(jobs: Sequence[Job]) -> str:
     return ", ".join(f"{count} x {name}" for name, count in counts.items()) or "no attack"
 
 
-def _rehearse(jobs: Sequence[Job], device: Any, output: Output, *, prune: bool) -> int:
+def _rehearse(jobs: Sequence[BenchmarkJob], device: Any, output: Output, *, prune: bool) -> int:
     """Take one step of each kind of job and add the estimates up."""
-    from fedre_privacy.play.rehearse import rehearse_suite
+    from fedre_privacy.experiments.dry_run import rehearse_suite
 
     firsts = {job.label: job for job in reversed(jobs)}
     seconds, disk = 0.0, 0

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from fedre_privacy.core.errors import FedreError, Interrupted
 from fedre_privacy.core.interrupts import stoppable
+from fedre_privacy.core.os_errors import os_error_message
 from fedre_privacy.core.registry import import_plugins
-from fedre_privacy.core.system import told
-from fedre_privacy.core.text import visible
+from fedre_privacy.core.safe_text import visible
 
 from .lists import list_presets
 from .output import Output
@@ -49,10 +49,12 @@ def command(
             return body(options, output)
     except (Exception, KeyboardInterrupt) as error:
         resume = " with --resume" if hasattr(options, "resume") else " again"
-        return ended(error, output, lambda: getattr(options, folder) / "log.txt", resume=resume)
+        return exit_code_of(
+            error, output, lambda: getattr(options, folder) / "log.txt", resume=resume
+        )
 
 
-def ended(
+def exit_code_of(
     error: BaseException, output: Output, log: Callable[[], Path], *, resume: str = " again"
 ) -> int:
     """Turn what ended a command into a message and an exit code.
@@ -67,11 +69,15 @@ def ended(
     if isinstance(error, BrokenPipeError):  # whoever read our output has left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    refused = told(error)
-    return _unexpected(error, output, log()) if refused is None else _refused(refused, output)
+    refused = os_error_message(error)
+    return (
+        _report_unexpected(error, output, log())
+        if refused is None
+        else _report_refusal(refused, output)
+    )
 
 
-def _unexpected(error: BaseException, output: Output, path: Path) -> int:
+def _report_unexpected(error: BaseException, output: Output, path: Path) -> int:
     output.stop()
     text = f"Unexpected error: {type(error).__name__}: {_first_line(error)}"
     try:
@@ -90,7 +96,7 @@ def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0].strip()
 
 
-def _refused(error: FedreError, output: Output) -> int:
+def _report_refusal(error: FedreError, output: Output) -> int:
     output.stop()
     if output.as_json:
         output.event(

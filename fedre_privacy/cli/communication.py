@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedre_privacy.core.errors import ConfigError, unknown
+from fedre_privacy.core.errors import ConfigError, unknown_name
 from fedre_privacy.core.registry import import_plugins
 from fedre_privacy.core.units import human_bytes, plural
 from fedre_privacy.reproduction.published_tables import DATA_SETS
@@ -20,8 +20,8 @@ from .output import Output
 
 if TYPE_CHECKING:  # a help page counts nothing
     from fedre_privacy.reproduction.communication import ReportedCell
-    from fedre_privacy.reproduction.recorded import Measured, Spread
-    from fedre_privacy.reproduction.shares import Shares
+    from fedre_privacy.reproduction.data_shares import Shares
+    from fedre_privacy.reproduction.measured_traffic import MeasuredTraffic, Spread
 
 SHORT = {"homogeneous": "homo", "heterogeneous": "hete"}
 
@@ -85,13 +85,13 @@ def run(options: argparse.Namespace, output: Output) -> int:
     """Print published tables beside the same numbers recomputed; return the exit code."""
     from fedre_privacy.core.files import write_csv
     from fedre_privacy.reproduction import communication
-    from fedre_privacy.reproduction.recorded import measured
-    from fedre_privacy.reproduction.shares import cifar10_labels, read_labels, share_out
+    from fedre_privacy.reproduction.data_shares import cifar10_labels, read_labels, share_out
+    from fedre_privacy.reproduction.measured_traffic import measure_traffic
     from fedre_privacy.runs.run import find_run
 
     import_plugins(options.plugin)
-    keys = _checked(options)
-    runs = [measured(find_run(path, options.runs_dir)) for path in options.measured]
+    keys = _check_options(options)
+    runs = [measure_traffic(find_run(path, options.runs_dir)) for path in options.measured]
     shares = {key: share_out(key) for key in keys}
     if options.labels is not None:
         labels, source = read_labels(options.labels), str(options.labels)
@@ -118,7 +118,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     if runs:
         _print_runs(runs, output)
         output.text()
-    statuses = communication.counted(cell.status for cell in cells)
+    statuses = communication.count_statuses(cell.status for cell in cells)
     listed = ", ".join(f"{count} {kind}" for kind, count in statuses.items())
     output.line("Summary", f"Table 11: {plural(len(cells), 'cell')}: {listed}.")
     for name, found in tables.items():
@@ -145,10 +145,12 @@ def run(options: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-def _checked(options: argparse.Namespace) -> list[str]:
+def _check_options(options: argparse.Namespace) -> list[str]:
     """Refuse what makes no sense together; return the data sets."""
     keys = list(dict.fromkeys(options.dataset or DATA_SETS))
-    problems = [unknown("data set", key, list(DATA_SETS)) for key in keys if key not in DATA_SETS]
+    problems = [
+        unknown_name("data set", key, list(DATA_SETS)) for key in keys if key not in DATA_SETS
+    ]
     if not options.communication:
         problems.append("Nothing to compare: give --communication.")
     for name, given in (("--labels", options.labels), ("--data-dir", options.data_dir)):
@@ -161,7 +163,7 @@ def _checked(options: argparse.Namespace) -> list[str]:
     return keys
 
 
-def _with_runs(cell: ReportedCell, runs: Iterable[Measured]) -> ReportedCell:
+def _with_runs(cell: ReportedCell, runs: Iterable[MeasuredTraffic]) -> ReportedCell:
     """Add what runs of the cell's own setting sent."""
     notes = [cell.note] if cell.note else []
     for run in runs:
@@ -262,16 +264,16 @@ def _print_data_set(key: str, own: Shares, cells: Sequence[ReportedCell], output
             f"0. d = {data.dim} and {data.homogeneous} contradict the paper's text (512, "
             "ResNet-18)",
         )
-    output.table(_merged(cells))
+    output.table(_merge_cells(cells))
     for (method, direction, note), group in groupby(
-        _ordered(cells), key=lambda cell: (cell.method, cell.direction, cell.note)
+        _sort_cells(cells), key=lambda cell: (cell.method, cell.direction, cell.note)
     ):
         if note:
             output.line("Note", f"{method} {_models(group)} {direction}: {note}")
     output.text()
 
 
-def _ordered(cells: Sequence[ReportedCell]) -> list[ReportedCell]:
+def _sort_cells(cells: Sequence[ReportedCell]) -> list[ReportedCell]:
     """Settings side by side: by method, then upload, then homogeneous models first."""
     methods = list(dict.fromkeys(cell.method for cell in cells))
     return sorted(
@@ -285,11 +287,11 @@ def _models(cells: Iterable[ReportedCell]) -> str:
     return " + ".join(SHORT[cell.setting] for cell in cells)
 
 
-def _merged(cells: Sequence[ReportedCell]) -> list[dict[str, str]]:
+def _merge_cells(cells: Sequence[ReportedCell]) -> list[dict[str, str]]:
     """One row for cells that agree in everything but the setting."""
     rows = []
     for _, group in groupby(
-        _ordered(cells), key=lambda c: (c.method, c.direction, c.published, c.paper, c.complete)
+        _sort_cells(cells), key=lambda c: (c.method, c.direction, c.published, c.paper, c.complete)
     ):
         same = list(group)
         counts = {heading: show(same[0]) for heading, show in COUNTS.items()}
@@ -298,7 +300,7 @@ def _merged(cells: Sequence[ReportedCell]) -> list[dict[str, str]]:
     return rows
 
 
-def _print_runs(runs: Sequence[Measured], output: Output) -> None:
+def _print_runs(runs: Sequence[MeasuredTraffic], output: Output) -> None:
     output.text("MEASURED   thousands of scalars a round: mean [least, most]")
     for run in runs:
         output.line("Run", f"{run.name}: {run.data_set}, {run.summary}")

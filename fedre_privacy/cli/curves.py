@@ -9,7 +9,7 @@ from pathlib import Path
 from fedre_privacy.core.options import Constant
 
 from .command import command
-from .index import loaded
+from .index import indexed_constant
 from .options import add_output_options, add_plugin_option, add_runs_option
 from .output import Output
 
@@ -17,7 +17,7 @@ from .output import Output
 def parser() -> argparse.ArgumentParser:
     """Make the option parser."""
     moments, usual, across = (
-        loaded(Constant(f"fedre_privacy.pages.run_curves:{name}"))
+        indexed_constant(Constant(f"fedre_privacy.reports.run_curves:{name}"))
         for name in ("MOMENTS", "HEADLINE", "ACROSS")
     )
     made = argparse.ArgumentParser(
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(options: argparse.Namespace, output: Output) -> int:
     """Draw the accuracy of recorded trainings; return the exit code."""
-    from fedre_privacy.pages.run_curves import compare
+    from fedre_privacy.reports.run_curves import compare
     from fedre_privacy.runs.run import find_run
 
     runs = [find_run(given, options.runs_dir) for given in options.run]

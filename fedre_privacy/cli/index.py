@@ -22,18 +22,18 @@ _asked: set[Constant] = set()
 
 
 @cache
-def stored() -> dict[str, Any]:
+def read_index() -> dict[str, Any]:
     """Read the file: lists of the built-in parts, and constants by ``module:NAME``."""
     read: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
     return read
 
 
-def loaded(value: Any) -> Any:
+def indexed_constant(value: Any) -> Any:
     """Return a constant as the file has it, else as its module has it; other values as they are."""
     if not isinstance(value, Constant):
         return value
     _asked.add(value)
-    constants = stored()["constants"]
+    constants = read_index()["constants"]
     return constants[value] if value in constants else _plain(value.load())
 
 
@@ -54,7 +54,7 @@ def current() -> dict[str, Any]:
     return {
         "constants": {name: _plain(name.load()) for name in sorted(_asked)},
         "files": lists.files(),
-        "parts": lists.registered(),
+        "parts": lists.registered_parts(),
     }
 
 

@@ -9,11 +9,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from fedre_privacy.core.registry import Named, brought
+from fedre_privacy.core.registry import NameTable, has_plugins
 from fedre_privacy.presets import presets
 from fedre_privacy.runs.options import ATTACK_SECTIONS, TRAIN_SECTIONS
 
-from .index import stored
+from .index import read_index
 from .output import Output
 
 ATTACKS = "fedre_privacy.attacks.base"
@@ -22,20 +22,20 @@ THREATS = "fedre_privacy.threats.base"
 OTHERS = {
     "entanglement schemes": "fedre_privacy.entanglement.base",
     "defences": "fedre_privacy.defenses.base",
-    "steerings": "fedre_privacy.steering.base",
-    "detectors": "fedre_privacy.detectors.base",
-    "shadow attacks": "fedre_privacy.attacks.shadows.base",
+    "steerings": "fedre_privacy.active_server.base",
+    "detectors": "fedre_privacy.active_server.detectors.base",
+    "shadow attacks": "fedre_privacy.attacks.shadow_attacks.base",
     "data sets": "fedre_privacy.data.base",
     "partitions": "fedre_privacy.partition.base",
     "architectures": "fedre_privacy.models.zoo.base",
     "metrics": "fedre_privacy.eval.metrics.base",
-    "questions": "fedre_privacy.play.questions.base",
+    "questions": "fedre_privacy.experiments.questions.base",
 }
 """Modules that make the registries of parts."""
 HOMES = (ATTACKS, PROTOCOLS, THREATS, *OTHERS.values())
 
 
-def shown(value: Any) -> str:
+def display_default(value: Any) -> str:
     """Write a default as it would be given to ``--set``."""
     if value is None:
         return "none"
@@ -81,7 +81,7 @@ def _flat_settings(own: Mapping[str, Any]) -> str:
     return ", ".join(
         f"{key} ({_flat_settings(value)})"
         if isinstance(value, Mapping)
-        else f"{key} {shown(tuple(value) if isinstance(value, list) else value)}"
+        else f"{key} {display_default(tuple(value) if isinstance(value, list) else value)}"
         for key, value in own.items()
     )
 
@@ -89,8 +89,8 @@ def _flat_settings(own: Mapping[str, Any]) -> str:
 def list_all(output: Output) -> int:
     """Print every part with what it reads, needs or sends, and where it comes from; return 0."""
     # what another package brings, or a new file, is known only by importing it
-    kept = not _imported() and not brought() and stored()["files"] == files()
-    listed = {**(stored()["parts"] if kept else registered()), "presets": list(presets())}
+    kept = not _registries_imported() and not has_plugins() and read_index()["files"] == files()
+    listed = {**(read_index()["parts"] if kept else registered_parts()), "presets": list(presets())}
     broken = listed.pop("broken")
     others = {title: listed[title] for title in (*OTHERS, "presets")}
     for key in ("attacks", "protocols", "threat_models"):
@@ -106,7 +106,7 @@ def list_all(output: Output) -> int:
     return 0
 
 
-def registry(home: str) -> Named[Any]:
+def registry(home: str) -> NameTable[Any]:
     """The registry that a module makes."""
     (found,) = [one for one in vars(importlib.import_module(home)).values() if _is_of(one, home)]
     return found  # type: ignore[no-any-return]
@@ -125,15 +125,15 @@ def files() -> list[str]:
 
 
 def _is_of(value: object, home: str) -> bool:
-    return isinstance(value, Named) and value.package == home.rpartition(".")[0]
+    return isinstance(value, NameTable) and value.package == home.rpartition(".")[0]
 
 
-def _imported() -> bool:
+def _registries_imported() -> bool:
     """Whether registries are there already, perhaps with parts that were registered by hand."""
     return any(home in sys.modules for home in HOMES)
 
 
-def registered() -> dict[str, Any]:
+def registered_parts() -> dict[str, Any]:
     """Everything that a list of all parts shows, beside the presets, from the registries."""
     attacks, protocols, threats = map(registry, (ATTACKS, PROTOCOLS, THREATS))
     others = {title: registry(home) for title, home in OTHERS.items()}
@@ -142,7 +142,7 @@ def registered() -> dict[str, Any]:
             {
                 "attack": entry.name,
                 "reads": _reads(attack.consumes),
-                "needs": _shortly(sorted(attack.needs), 4),
+                "needs": _shorten_names(sorted(attack.needs), 4),
                 "recovers": attack.recovers,
                 "adapts to": ", ".join(adapts(attack)) or "-",
                 "from": _from(entry.origin),
@@ -191,10 +191,10 @@ def _from(origin: str) -> str:
 
 
 def _reads(kinds: Sequence[type]) -> str:
-    return _shortly([kind.__name__ for kind in kinds], 3)
+    return _shorten_names([kind.__name__ for kind in kinds], 3)
 
 
-def _shortly(names: Sequence[str], most: int) -> str:
+def _shorten_names(names: Sequence[str], most: int) -> str:
     """Names in a row; of more than `most` the first ones, and how many more."""
     if len(names) <= most:
         return ", ".join(names)

@@ -13,15 +13,15 @@ from fedre_privacy.core.units import human_seconds
 from fedre_privacy.runs.options import ISOLATION, WorldsOptions
 
 from .command import command
-from .index import loaded
+from .index import indexed_constant
 from .options import add_common_options, add_options, add_training_options
 from .output import Output
 
 if TYPE_CHECKING:
-    from fedre_privacy.play.worlds import WorldsPlan
+    from fedre_privacy.experiments.shadow_federations import WorldsPlan
 
-COIN = Constant("fedre_privacy.runs.coins:COIN")
-GAMES = Constant("fedre_privacy.runs.coins:GAMES")
+COIN = Constant("fedre_privacy.runs.membership_game:COIN")
+GAMES = Constant("fedre_privacy.runs.membership_game:GAMES")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -43,8 +43,8 @@ def parser() -> argparse.ArgumentParser:
     add_options(group, options_of(WorldsOptions))
     group.add_argument(
         "--game",
-        default=loaded(COIN),
-        choices=loaded(GAMES),
+        default=indexed_constant(COIN),
+        choices=indexed_constant(GAMES),
         help="coin: a sample trains or not; pair: one of two of a class does; null: a sample "
         "trains or is in no batch while it counts, for dp-sgd (default: coin)",
     )
@@ -74,10 +74,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _plan(options: argparse.Namespace) -> WorldsPlan:
-    from fedre_privacy.play.worlds import plan_worlds
-    from fedre_privacy.runs.coins import Coins
+    from fedre_privacy.experiments.shadow_federations import plan_worlds
+    from fedre_privacy.runs.membership_game import Coins
 
-    from .commands.settled import recorded_or_asked
+    from .shared.settings import recorded_or_asked
 
     _, settings = recorded_or_asked(options, see="fedre-train --explain")
     try:
@@ -101,10 +101,10 @@ def _plan(options: argparse.Namespace) -> WorldsPlan:
 def run(options: argparse.Namespace, output: Output) -> int:
     """Train worlds, attack them, and print who is at risk; return the exit code."""
     from fedre_privacy.api import run_membership
-    from fedre_privacy.play.rehearse import rehearse
+    from fedre_privacy.experiments.dry_run import rehearse
     from fedre_privacy.runs.device import choose_device
 
-    from .commands.explain import explain
+    from .shared.explain import explain
 
     plan = _plan(options)
     if options.explain:

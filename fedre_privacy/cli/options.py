@@ -13,7 +13,7 @@ from fedre_privacy import __version__
 from fedre_privacy.core.options import Option, option_in, options_of
 from fedre_privacy.runs.options import PRESET, RUNS, SET, TRAINING, PlaceOptions, UnfinishedOptions
 
-from .index import loaded
+from .index import indexed_constant
 
 
 def add_options(group: argparse._ActionsContainer, options: Mapping[str, Option]) -> None:
@@ -22,13 +22,16 @@ def add_options(group: argparse._ActionsContainer, options: Mapping[str, Option]
         flag = option.flag or f"--{name.replace('_', '-')}"
         if flag == "-":
             continue
-        parse: dict[str, Any] = {"help": option.text(loaded), "default": loaded(option.default)}
+        parse: dict[str, Any] = {
+            "help": option.text(indexed_constant),
+            "default": indexed_constant(option.default),
+        }
         if option.metavar:
             parse["metavar"] = option.metavar
         if option.choices:
             choices = option.choices
-            parse["choices"] = list(choices()) if callable(choices) else loaded(choices)
-        parse |= {key: loaded(value) for key, value in option.parse.items()}
+            parse["choices"] = list(choices()) if callable(choices) else indexed_constant(choices)
+        parse |= {key: indexed_constant(value) for key, value in option.parse.items()}
         if parse.get("type") is Path and parse["default"] is not None:
             parse["default"] = Path(parse["default"])
         if parse.get("action") == "append":

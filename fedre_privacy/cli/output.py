@@ -18,7 +18,7 @@ from rich.cells import cell_len
 
 from fedre_privacy.core.events import Event
 from fedre_privacy.core.interrupts import check
-from fedre_privacy.core.text import visible
+from fedre_privacy.core.safe_text import visible
 
 if TYPE_CHECKING:  # a help page moves no bar
     from rich.progress import Progress, TaskID
@@ -74,7 +74,7 @@ class Output:
             return
         column = max(WIDTH, len(heading) + 1)
         indent = " " * column
-        pieces = _wrapped(visible(text), max(width - column, 30))
+        pieces = _wrap(visible(text), max(width - column, 30))
         self.text(f"{heading:<{WIDTH - 1}} " + f"\n{indent}".join(pieces))
 
     def text(self, text: str = "") -> None:
@@ -186,7 +186,7 @@ def terminal_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def _wrapped(text: str, width: int) -> list[str]:
+def _wrap(text: str, width: int) -> list[str]:
     """Break at spaces, never inside a word, an interval or a value with its spread or unit."""
     glued = re.sub(r"\[[^\]]*\]| \+- | %", lambda found: found[0].replace(" ", "\0"), text)
     lines = textwrap.wrap(glued, width, break_long_words=False, break_on_hyphens=False)
@@ -205,7 +205,7 @@ def table_lines(rows: Sequence[Mapping[str, str]], width: int | None = None) -> 
         return []
     columns = [[visible(text) for text in (key, *(row[key] for row in rows))] for key in rows[0]]
     widths = [max(map(cell_len, column)) for column in columns]
-    least = [max(cell_len(p) for text in column for p in _wrapped(text, 1)) for column in columns]
+    least = [max(cell_len(p) for text in column for p in _wrap(text, 1)) for column in columns]
     gap = GAP
     while width is not None and 2 + sum(widths) + gap * (len(columns) - 1) > width:
         wide = [at for at in range(len(columns)) if widths[at] > least[at]]
@@ -215,7 +215,7 @@ def table_lines(rows: Sequence[Mapping[str, str]], width: int | None = None) -> 
         widths[max(wide, key=lambda at: widths[at])] -= 1
     lines = []
     for row in zip(*columns, strict=True):
-        cells = [_wrapped(text, max(size, 1)) for text, size in zip(row, widths, strict=True)]
+        cells = [_wrap(text, max(size, 1)) for text, size in zip(row, widths, strict=True)]
         for pieces in zip_longest(*cells, fillvalue=""):
             padded = [p + " " * (w - cell_len(p)) for p, w in zip(pieces, widths, strict=True)]
             lines.append(f"  {(' ' * gap).join(padded)}".rstrip())

@@ -19,7 +19,7 @@ from .options import add_output_options, add_plugin_option
 from .output import Output
 
 if TYPE_CHECKING:  # a help page needs no part
-    from fedre_privacy.publish.format import Claim, Verification
+    from fedre_privacy.publish.format import ResultClaim, Verification
 
 
 def parser() -> argparse.ArgumentParser:
@@ -81,10 +81,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(options: argparse.Namespace, output: Output) -> int:
     """Repeat a claim, compare, and write that down; return the exit code."""
-    from fedre_privacy.play.rehearse import rehearse
+    from fedre_privacy.experiments.dry_run import rehearse
     from fedre_privacy.publish.claims import read_claim, targets_of
-    from fedre_privacy.publish.comparing import HELD, states
-    from fedre_privacy.publish.repeating import DOES, plan, repeat
+    from fedre_privacy.publish.comparison import HELD, states
+    from fedre_privacy.publish.repetition import DOES, plan, repeat
     from fedre_privacy.runs.device import choose_device
 
     import_plugins(options.plugin)
@@ -153,10 +153,10 @@ UPLOADS = {
 """What is said of the uploads, by whether they were shared out anew and are the same bytes."""
 
 
-def _table(claim: Claim, done: Verification) -> list[dict[str, str]]:
+def _table(claim: ResultClaim, done: Verification) -> list[dict[str, str]]:
     """Claimed beside repeated, a row for each measure."""
     from fedre_privacy.publish.claims import measure_of, targets_of
-    from fedre_privacy.publish.comparing import states
+    from fedre_privacy.publish.comparison import states
 
     words = {(one.key, one.group): one for one in claim.measures}
     rows = []

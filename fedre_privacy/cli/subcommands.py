@@ -35,7 +35,7 @@ def inside(program: str) -> dict[str, tuple[str, str]]:
     return {n.removeprefix(before): one for n, one in SUBCOMMANDS.items() if n.startswith(before)}
 
 
-def called(parser: argparse.ArgumentParser, given: Sequence[str]) -> int | None:
+def run_subcommand(parser: argparse.ArgumentParser, given: Sequence[str]) -> int | None:
     """Run the command inside a command that words ask for; return its exit code.
 
     Args:

@@ -14,7 +14,7 @@ from fedre_privacy.runs.options import TrainOptions
 from .command import command
 from .options import add_common_options, add_options, add_training_options
 from .output import Output
-from .subcommands import called, usage
+from .subcommands import run_subcommand, usage
 
 
 def parser() -> argparse.ArgumentParser:
@@ -33,23 +33,23 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    return command(parser(), run, argv, others=called)
+    return command(parser(), run, argv, others=run_subcommand)
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
     """Train a federation, or say what training it would do; return the exit code."""
     from fedre_privacy.api import run_training
-    from fedre_privacy.pages.run_figures import draw
+    from fedre_privacy.reports.run_figures import draw
     from fedre_privacy.runs.device import choose_device
     from fedre_privacy.runs.settings import ATTACK_SECTIONS
 
-    from .commands.explain import explain
-    from .commands.result import print_run, rehearsed
-    from .commands.settled import assigned, training_settings
+    from .shared.explain import explain
+    from .shared.result import print_dry_run, print_run
+    from .shared.settings import settings_in_sections, training_settings
 
     problems = [
         f"--set {item} is a setting of fedre-attack; fedre-train only trains."
-        for item in assigned(options, ATTACK_SECTIONS)
+        for item in settings_in_sections(options, ATTACK_SECTIONS)
     ]
     settings = training_settings(options, problems, see="fedre-train --explain")
     if options.explain:
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
         return 0
     device = choose_device(options.device)
     if options.dry_run:
-        plan = rehearsed(settings, options, device, output)
+        plan = print_dry_run(settings, options, device, output)
         output.final(None, {"plan": vars(plan)})
         return 0
     run = run_training(

@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(options: argparse.Namespace, output: Output) -> int:
     """Write the page of all results; return the exit code."""
     from fedre_privacy.api import view
-    from fedre_privacy.viewing.entries import DAMAGED
+    from fedre_privacy.reports.viewer.entries import DAMAGED
 
     made = view(options.runs, options.out, truth=not options.without_truth)
     counts = made.counts()

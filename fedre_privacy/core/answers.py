@@ -59,21 +59,15 @@ class Values:
     single: bool = False
 
 
-def holds(
-    kind: str,
-    *shape: str,
-    low: float = -math.inf,
-    high: float | str = math.inf,
-    single: bool = False,
-) -> dict[str, Values]:
+def holds(kind: str, *shape: str, **limits: Any) -> dict[str, Values]:
     """The metadata of a field of an answer, see `Values`.
 
     A field that has a default, which is empty (0,), may be left out.
     """
-    return {"values": Values(kind, shape, low, high, single)}
+    return {"values": Values(kind, shape, **limits)}
 
 
-def typed(answer: T, observation: Observation) -> tuple[T, list[str]]:
+def typed_answer(answer: T, observation: Observation) -> tuple[T, list[str]]:
     """An answer with the types that its fields declare, and every field that is otherwise.
 
     Returns:
@@ -91,7 +85,7 @@ def typed(answer: T, observation: Observation) -> tuple[T, list[str]]:
                 empty = item.default_factory is not dataclasses.MISSING
                 found[item.name] = _tensor(value, declared, empty, sizes, observation)
             else:
-                _written(value, several="tuple" in str(item.type))
+                _check_text(value, several="tuple" in str(item.type))
         except ValueError as error:
             problems.append(f"returned '{item.name}' {error}.")
     if problems:
@@ -111,19 +105,20 @@ def _tensor(
         return plain
     if empty and plain.shape == (0,):
         return _as(plain, declared)
+    for name in declared.shape:
+        if name in SIZES:
+            sizes.setdefault(name, SIZES[name](observation))
     if plain.dim() == len(declared.shape):
         for name, length in zip(declared.shape, plain.shape, strict=True):
-            if name not in sizes:
-                sizes[name] = SIZES[name](observation) if name in SIZES else length
-    wanted = tuple(sizes.get(n, SIZES[n](observation) if n in SIZES else n) for n in declared.shape)
+            sizes.setdefault(name, length)
+    wanted = tuple(sizes.get(name, name) for name in declared.shape)
     if tuple(plain.shape) != wanted:
         needed = ", ".join(map(str, wanted)) + "," * (len(wanted) == 1)
         more = f" for {wanted[0]} targets" if declared.shape[:1] == (TARGETS,) else ""
         raise ValueError(f"of shape {tuple(plain.shape)}; it must be ({needed}){more}")
     out = _as(plain, declared)
     high = declared.high
-    if isinstance(high, str):
-        high = SIZES[high](observation) - 1
+    high = SIZES[high](observation) - 1 if isinstance(high, str) else high
     kept = out[out.isfinite()] if out.is_floating_point() else out
     for extreme in (kept.min(), kept.max()) if kept.numel() else ():
         if not declared.low <= extreme.item() <= high:
@@ -182,7 +177,7 @@ def numbers(value: Tensor, *, single: bool = False) -> Tensor:
     return out
 
 
-def _written(value: object, *, several: bool) -> None:
+def _check_text(value: object, *, several: bool) -> None:
     """Refuse what is no text, or no tuple of texts, that a file can hold."""
     lines = value if several else (value,)
     if not isinstance(lines, tuple) or not all(isinstance(line, str) for line in lines):

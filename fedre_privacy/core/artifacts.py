@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 # a kind of one's own is declared with these, imported from here
-from .contents import Content as Content
-from .contents import Holds as Holds
-from .contents import Role as Role
-from .contents import Sum as Sum
-from .contents import wrong_values
+from .artifact_schema import Content as Content
+from .artifact_schema import Holds as Holds
+from .artifact_schema import Role as Role
+from .artifact_schema import Sum as Sum
+from .artifact_schema import wrong_values
 
 
 def wire(content: Content, shape: str) -> Any:
@@ -78,22 +78,19 @@ class Artifact:
         Raises:
             ValueError: a declared tensor is absent, or an undeclared one is present.
         """
-        values: dict[str, Any] = {}
-        used: set[str] = set()
-        for item in dataclasses.fields(cls):
-            nested = {
-                key.removeprefix(f"{item.name}/"): tensor
-                for key, tensor in tensors.items()
-                if key.startswith(f"{item.name}/")
-            }
-            if nested:
-                values[item.name] = nested
-                used |= {f"{item.name}/{key}" for key in nested}
-            elif item.name in tensors:
-                values[item.name] = tensors[item.name]
-                used.add(item.name)
         declared = {item.name for item in dataclasses.fields(cls)}
-        absent, extra = declared - set(values), set(tensors) - used
+        values: dict[str, Any] = {}
+        extra: list[str] = []
+        for key, tensor in tensors.items():
+            name, inside, rest = key.partition("/")
+            known = values.get(name, {} if inside else None)
+            if name not in declared or not (isinstance(known, dict) if inside else known is None):
+                extra.append(key)
+            elif inside:
+                values.setdefault(name, {})[rest] = tensor
+            else:
+                values[name] = tensor
+        absent = declared - set(values)
         if absent or extra:
             raise ValueError(
                 f"{cls.__name__} needs the tensors {sorted(declared)}; "
@@ -147,7 +144,7 @@ class Artifact:
         """Size of the tensors as serialised, without file headers (bytes)."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors().values())
 
-    def detached(self) -> Self:
+    def detached_copy(self) -> Self:
         """Return a copy on the CPU that shares no storage with anything."""
         return type(self).from_tensors(
             {

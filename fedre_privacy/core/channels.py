@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 
 @dataclass(frozen=True)
-class Bound:
+class ClippingStep:
     """Shorten to a Euclidean length: each vector by itself, an update as a whole.
 
     Args:
@@ -113,24 +113,24 @@ class NoisySteps:
 
 
 @dataclass(frozen=True)
-class Summed:
+class SummingStep:
     """Show the server sums over the clients of a round only."""
 
     word: ClassVar[str] = "sums over clients"
 
 
-Value = Bound | Masking | Noise | UnknownNoise | RandomRounding
+Value = ClippingStep | Masking | Noise | UnknownNoise | RandomRounding
 """What can happen to numbers that are sent."""
-Step = Value | Smoothing | Rounding | NoisySteps | Summed
+Step = Value | Smoothing | Rounding | NoisySteps | SummingStep
 
-_VALUES = (Bound, Masking, Noise, UnknownNoise, RandomRounding)
+_VALUES = (ClippingStep, Masking, Noise, UnknownNoise, RandomRounding)
 PLACES: dict[str, tuple[type[Step], ...]] = {
-    "each": (Bound,),
+    "each": (ClippingStep,),
     "rows": _VALUES,
     "updates": _VALUES,
     "encoding": (Smoothing, Rounding),
     "training": (NoisySteps,),
-    "round": (Summed,),
+    "round": (SummingStep,),
 }
 """Where steps act, and the steps that may stand there."""
 _BY_NAME: dict[str, type[Step]] = {
@@ -140,21 +140,21 @@ _BY_NAME: dict[str, type[Step]] = {
 _COVERING = (Noise, UnknownNoise, RandomRounding)
 
 
-def covered(step: Step, later: Sequence[Step]) -> bool:
+def mask_is_hidden(step: Step, later: Sequence[Step]) -> bool:
     """Whether a mask cannot be seen: noise or rounding comes after it, so that no zero stays 0."""
     return isinstance(step, Masking) and any(isinstance(one, _COVERING) for one in later)
 
 
 def usable(steps: Sequence[Value]) -> list[Value]:
     """Leave out masks that cannot be seen."""
-    return [step for i, step in enumerate(steps) if not covered(step, steps[i + 1 :])]
+    return [step for i, step in enumerate(steps) if not mask_is_hidden(step, steps[i + 1 :])]
 
 
 StepsAt = dict[str, tuple[type[Step], ...]]
 """Kinds of steps by the place where they act."""
 
 
-def joined(one: StepsAt, other: StepsAt) -> StepsAt:
+def join_steps(one: StepsAt, other: StepsAt) -> StepsAt:
     """Kinds of steps of both, place by place."""
     return {
         place: tuple(dict.fromkeys((*one.get(place, ()), *other.get(place, ()))))
@@ -184,12 +184,12 @@ class Channel:
         TypeError: a step that cannot stand at its place.
     """
 
-    each: tuple[Bound, ...] = ()
+    each: tuple[ClippingStep, ...] = ()
     rows: tuple[Value, ...] = ()
     updates: tuple[Value, ...] = ()
     encoding: tuple[Smoothing | Rounding, ...] = ()
     training: tuple[NoisySteps, ...] = ()
-    round: tuple[Summed, ...] = ()
+    round: tuple[SummingStep, ...] = ()
 
     def __post_init__(self) -> None:
         for place, kinds in PLACES.items():

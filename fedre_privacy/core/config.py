@@ -22,9 +22,9 @@ import yaml
 
 from .errors import ConfigError, DamagedInputError, MissingInputError, nearest
 from .files import read_text
-from .merging import merge as merge
+from .nested_values import merge as merge
 from .registry import Registry
-from .schema import MOST_SETTINGS, parse_yaml, short
+from .typed_yaml import MOST_SETTINGS, parse_yaml, short
 
 T = TypeVar("T")
 
@@ -181,14 +181,15 @@ def build(
             accepted[key] = _convert(value, hints[key])
         except ValueError as error:
             problems.append(
-                f"'{path}'{place} is {short(value)}; {error}. Default: {_shown(field.default)}."
+                f"'{path}'{place} is {short(value)}; {error}. "
+                f"Default: {_display_value(field.default)}."
             )
             continue
         if not _in_range(accepted[key], field):
             unit = f" {field.metadata['unit']}" if field.metadata["unit"] else ""
             problems.append(
                 f"'{path}'{place} is {short(value)}; it must be {_bounds(field)}{unit}. "
-                f"Default: {_shown(field.default)}."
+                f"Default: {_display_value(field.default)}."
             )
     if len(problems) > before:
         return None
@@ -239,7 +240,7 @@ def build_plugin(
     return made
 
 
-def _shown(value: Any) -> str:
+def _display_value(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
@@ -363,13 +364,13 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
         except (ValueError, yaml.YAMLError):
             problems.append(f"--set {item}: '{text}' is not a YAML value; quote it if it is text.")
             continue
-        out = merge(out, nested(key, value))
+        out = merge(out, nest_setting(key, value))
     if problems:
         raise ConfigError(*problems)
     return out
 
 
-def nested(key: str, value: Any) -> dict[str, Any]:
+def nest_setting(key: str, value: Any) -> dict[str, Any]:
     """Turn ``attack.steps`` and 500 into ``{"attack": {"steps": 500}}``."""
     for part in reversed(key.strip().split(".")):
         value = {part: value}
@@ -377,14 +378,14 @@ def nested(key: str, value: Any) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedYaml:
     """A YAML file's values and the line of each key."""
 
     values: dict[str, Any]
     where: dict[str, str]
 
 
-def load_yaml(path: Path) -> Loaded:
+def load_yaml(path: Path) -> LoadedYaml:
     """Read a settings file, remembering where each key stands.
 
     Raises:
@@ -400,7 +401,7 @@ def load_yaml(path: Path) -> Loaded:
     except DamagedInputError as error:
         raise ConfigError(*error.problems) from None
     if values is None:
-        return Loaded({}, {})
+        return LoadedYaml({}, {})
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold 'section: {{setting: value}}' pairs.")
     where: dict[str, str] = {}
@@ -414,4 +415,4 @@ def load_yaml(path: Path) -> Loaded:
 
     assert isinstance(node, yaml.MappingNode)
     walk(node, "")
-    return Loaded(values, where)
+    return LoadedYaml(values, where)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import ConfigError, MissingExtraError, unknown
+from .errors import ConfigError, MissingExtraError, unknown_name
 from .registry import entry_points
 
 GROUP = f"{__name__.partition('.')[0]}.engines"
@@ -87,7 +87,7 @@ BUILT_IN = {
     engine.name: engine
     for engine in (
         Engine(IN_PROCESS, "fedre_privacy.runs.training:in_process"),
-        Engine("flower", "fedre_privacy.flower.loopback:flower", "flower", (FLOWER,)),
+        Engine("flower", "fedre_privacy.flower.local_federation:flower", "flower", (FLOWER,)),
         Engine("flower-simulation", "fedre_privacy.flower.simulation:simulation", "flower,ray",
                (FLOWER, RAY)),
     )
@@ -95,8 +95,8 @@ BUILT_IN = {
 """Engines of trainings: in this process, each client in a process of its own on Flower, or in
 Flower's simulation."""
 JOBS = {
-    "local": Engine("local", "fedre_privacy.study.processes:local"),
-    "ray": Engine("ray", "fedre_privacy.study.cluster:run", "ray", (RAY,)),
+    "local": Engine("local", "fedre_privacy.benchmarking.executors:local"),
+    "ray": Engine("ray", "fedre_privacy.benchmarking.ray_cluster:run", "ray", (RAY,)),
 }
 """Engines of benchmarks: processes of this machine, or tasks of a Ray cluster."""
 
@@ -114,5 +114,5 @@ def engine_named(name: str, engines: Mapping[str, Engine]) -> Engine:
         ConfigError: there is none of that name.
     """
     if name not in engines:
-        raise ConfigError(unknown("engine", name, list(engines)))
+        raise ConfigError(unknown_name("engine", name, list(engines)))
     return engines[name]

@@ -128,7 +128,7 @@ def _plain(word: str) -> str:
     return "".join(sign for sign in word.lower() if sign.isalnum())
 
 
-def unknown(
+def unknown_name(
     what: str,
     name: str,
     names: Sequence[str],

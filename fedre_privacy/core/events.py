@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 
 import msgspec
 
-from .schema import Count, Line
+from .typed_yaml import Count, Line
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import errno
 import hashlib
 import io
 import json
+import math
 import os
 import time
 import zipfile
@@ -20,11 +21,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import yaml
 from safetensors import SafetensorError, safe_open
 
-from . import schema
+from . import typed_yaml as schema
 from .errors import DamagedInputError, MissingInputError
 from .interrupts import check
-from .system import writing
-from .text import csv_text
+from .os_errors import file_write_errors
+from .safe_text import csv_text
 
 if TYPE_CHECKING:  # help pages and lists read and write no table and no tensor
     import numpy as np
@@ -36,6 +37,8 @@ T = TypeVar("T")
 MOST_SWOLLEN = 1 << 28
 """Size of a compressed file's content (bytes) above which it may not be a hundred times larger."""
 
+UNREADABLE = (SafetensorError, ValueError, RuntimeError, TypeError, OSError, OverflowError)
+"""What safetensors raises at what it cannot read."""
 
 _PRIVATE: ContextVar[bool] = ContextVar("private", default=False)
 
@@ -63,7 +66,7 @@ def write_with(path: Path, write: Callable[[Path], object]) -> None:
     """
     check()
     temporary = path.with_name(f".{os.getpid()}.{path.name}")
-    with writing(path):
+    with file_write_errors(path):
         path.parent.mkdir(mode=0o700 if _PRIVATE.get() else 0o777, parents=True, exist_ok=True)
         try:
             if _PRIVATE.get():
@@ -126,6 +129,11 @@ def json_text(value: Any) -> str:
     return json.dumps(value, indent=2, allow_nan=False) + "\n"
 
 
+def _require(path: Path) -> None:
+    if not path.is_file():
+        raise MissingInputError(f"No file at {path}.")
+
+
 def read_text(path: Path, most: int) -> str:
     """Read UTF-8 text of at most so many bytes.
 
@@ -133,8 +141,7 @@ def read_text(path: Path, most: int) -> str:
         MissingInputError: no such file.
         DamagedInputError: no text, too long, or it cannot be read.
     """
-    if not path.is_file():
-        raise MissingInputError(f"No file at {path}.")
+    _require(path)
     try:
         with path.open("rb") as handle:
             told = os.fstat(handle.fileno()).st_size  # 0 of files without an end, as in /proc
@@ -198,16 +205,29 @@ def read_npz(path: Path, only: Collection[str] | None = None) -> dict[str, np.nd
     """
     import numpy as np
 
-    if not path.is_file():
-        raise MissingInputError(f"No file at {path}.")
+    _require(path)
     try:
         with zipfile.ZipFile(path) as archive:
-            size = sum(info.file_size for info in archive.infolist())
-        if size > max(MOST_SWOLLEN, 100 * path.stat().st_size):
-            raise ValueError(f"{path.stat().st_size:,} bytes swell to {size:,}")
-        with np.load(path, allow_pickle=False) as arrays:
-            wanted = set(arrays.files if only is None else only)
-            return {name: arrays[name] if name in wanted else np.empty(0) for name in arrays.files}
+            sizes = [info.file_size for info in archive.infolist()]
+            if sum(sizes) > max(MOST_SWOLLEN, 100 * path.stat().st_size):
+                raise ValueError(f"{path.stat().st_size:,} bytes swell to {sum(sizes):,}")
+            out: dict[str, np.ndarray[Any, Any]] = {}
+            for info in archive.infolist():
+                name = info.filename.removesuffix(".npy")
+                if only is not None and name not in only:
+                    out[name] = np.empty(0)
+                    continue
+                with archive.open(info) as member:
+                    first = np.lib.format.read_magic(member) == (1, 0)
+                    version = "1_0" if first else "2_0"
+                    read = getattr(np.lib.format, f"read_array_header_{version}")
+                    shape, _, dtype = read(member)
+                    told = math.prod(shape) * dtype.itemsize + member.tell()
+                if dtype.hasobject or min((0, *shape)) < 0 or told != info.file_size:
+                    raise ValueError(f"'{info.filename}' is no plain array of its size")
+                with archive.open(info) as member:
+                    out[name] = np.lib.format.read_array(member, allow_pickle=False)
+            return out
     except Exception as error:  # zip, zlib and numpy raise what they like
         words = " ".join(str(error).split())
         raise DamagedInputError(
@@ -277,8 +297,7 @@ def read_tensors(
     """
     import safetensors.torch
 
-    if not path.is_file():
-        raise MissingInputError(f"No file at {path}.")
+    _require(path)
     if sha256 is not None:
         try:
             found = file_sha256(path)
@@ -292,16 +311,14 @@ def read_tensors(
     try:
         if not prefix:
             return safetensors.torch.load_file(path)
-        state = path.stat()
-        marks = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
-        handle, names = _opened(path, marks)
+        handle, names = _open_safetensors(path, _marks(path.stat()))
         return {name: handle.get_tensor(name) for name in names.get(prefix, ())}
-    except (SafetensorError, ValueError, RuntimeError, TypeError, OSError, OverflowError) as error:
+    except UNREADABLE as error:
         raise _unreadable(path, error) from None
 
 
 @lru_cache(maxsize=1)
-def _opened(path: Path, marks: tuple[int, ...]) -> tuple[Any, dict[str, list[str]]]:
+def _open_safetensors(path: Path, marks: tuple[int, ...]) -> tuple[Any, dict[str, list[str]]]:
     """An open safetensors file, and its tensors' names by what ends with their first slash.
 
     The models of many clients lie in one file and are read one after another.
@@ -320,12 +337,11 @@ def read_metadata(path: Path) -> dict[str, str]:
         MissingInputError: no such file.
         DamagedInputError: another format, or truncated.
     """
-    if not path.is_file():
-        raise MissingInputError(f"No file at {path}.")
+    _require(path)
     try:
         with safe_open(path, framework="pt") as handle:
             return dict(handle.metadata() or {})
-    except (SafetensorError, ValueError, RuntimeError, TypeError, OSError, OverflowError) as error:
+    except UNREADABLE as error:
         raise _unreadable(path, error) from None
 
 
@@ -354,10 +370,14 @@ def file_sha256(path: Path) -> str:
     found = path.stat()
     if not path.is_file():
         raise DamagedInputError(f"{path} is no file.", next_step="Remove it, or restore the file.")
-    marks = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
     if abs(time.time_ns() - found.st_ctime_ns) < CLOCK_NS:
         return _hash(path)
-    return _hashed(path, marks)
+    return _hash_file(path, _marks(found))
+
+
+def _marks(found: os.stat_result) -> tuple[int, ...]:
+    """What changes when a file is written again."""
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 CLOCK_NS = 100_000_000
@@ -365,7 +385,7 @@ CLOCK_NS = 100_000_000
 
 
 @lru_cache(maxsize=100_000)
-def _hashed(path: Path, marks: tuple[int, ...]) -> str:
+def _hash_file(path: Path, marks: tuple[int, ...]) -> str:
     return _hash(path)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from .errors import InUseError, StorageError
-from .system import writing
+from .os_errors import file_write_errors
 
 LOCK = ".lock"
 """Name of the file in the folder that is locked."""
@@ -32,7 +32,7 @@ TEMPORARY = re.compile(r"\.\d+\..+")
 
 
 @contextmanager
-def held(folder: Path, *, wait: bool = False) -> Iterator[None]:
+def lock_folder(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """Hold a folder, which is made if it is not there, while a block runs.
 
     The system releases the lock of a process that was killed. The file itself goes when the block
@@ -48,7 +48,7 @@ def held(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """
     path = folder / LOCK
     lock = FileLock(path, thread_local=False, fallback_to_soft=False)
-    with writing(path):
+    with file_write_errors(path):
         taken = _take(lock, path, wait=wait)
     if not taken:
         raise _in_use(folder)
@@ -90,7 +90,7 @@ def is_held(folder: Path) -> bool:
 def remove_left(folder: Path) -> None:
     """Remove what a process that was killed at its very end left: its lock and temporary files."""
     if (folder / LOCK).exists():
-        with suppress(InUseError, StorageError), held(folder):
+        with suppress(InUseError, StorageError), lock_folder(folder):
             remove_temporaries(folder)
 
 

@@ -19,7 +19,7 @@ import msgspec
 
 from . import files
 from .errors import DamagedInputError, MissingInputError
-from .schema import Count, Hash, converted
+from .typed_yaml import Count, Hash, convert_value
 
 MANIFEST, DRAWN = "manifest.json", "drawn.json"
 SCHEMA = 1
@@ -30,7 +30,7 @@ MADE_FROM = "run_manifest"
 UNCHANGED, CHANGED, ABSENT = "unchanged", "changed", "absent"
 
 
-class Entry(msgspec.Struct, frozen=True):
+class ManifestEntry(msgspec.Struct, frozen=True):
     """A file as it was when it was listed: its size, and the SHA-256 of its content (hex)."""
 
     bytes: Count
@@ -39,7 +39,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 class _Content(msgspec.Struct):
     schema: Count
-    files: dict[str, Entry]
+    files: dict[str, ManifestEntry]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Manifest:
     """
 
     path: Path
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, ManifestEntry]
     sha256: str
 
     @property
@@ -111,7 +111,7 @@ def read_manifest(path: Path) -> Manifest:
         MissingInputError: no such file.
         DamagedInputError: it is not such a list, or names files outside its folder.
     """
-    content = converted(files.read_json(path, dict), _Content, path)
+    content = convert_value(files.read_json(path, dict), _Content, path)
     if content.schema != SCHEMA:
         raise DamagedInputError(
             f"{path} has schema {content.schema}; this version reads schema {SCHEMA}."
@@ -123,7 +123,7 @@ def read_manifest(path: Path) -> Manifest:
     return Manifest(path, content.files, files.file_sha256(path))
 
 
-def covering(folder: Path) -> Manifest:
+def complete_manifest(folder: Path) -> Manifest:
     """The manifest of a folder whose work is complete.
 
     Raises:
@@ -200,7 +200,7 @@ def cover(folder: Path, record: Mapping[str, Any]) -> None:
     files.write_json(folder / "record.json", record)
 
 
-def drawn(folder: Path) -> frozenset[str]:
+def figure_names(folder: Path) -> frozenset[str]:
     """Names of the pictures and pages of a folder; none if one of them is missing."""
     try:
         names = frozenset(read_manifest(folder / DRAWN).entries)

@@ -14,20 +14,22 @@ def peak_bytes(device: torch.device | str = "cpu") -> int:
     device = torch.device(device)
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    status = Path("/proc/self/status")
-    if status.is_file():  # Linux: ru_maxrss of a child starts at what its parent held
-        for line in status.read_text(encoding="utf-8").splitlines():
-            if line.startswith("VmHWM"):
-                return int(line.split()[1]) * 1024
+    told = _told("/proc/self/status", "VmHWM")
+    if told is not None:  # Linux: ru_maxrss of a child starts at what its parent held
+        return told
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def available_bytes() -> int | None:
     """Memory of the machine that a process may still take (bytes); None where nothing tells."""
-    told = Path("/proc/meminfo")
-    for line in told.read_text(encoding="utf-8").splitlines() if told.is_file() else ():
-        if line.startswith("MemAvailable"):
+    return _told("/proc/meminfo", "MemAvailable")
+
+
+def _told(file: str, word: str) -> int | None:
+    path = Path(file)
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        if line.startswith(word):
             return int(line.split()[1]) * 1024
     return None
 

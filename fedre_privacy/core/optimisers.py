@@ -17,7 +17,7 @@ from torch import nn
 T = TypeVar("T", bound=torch.optim.Optimizer)
 
 
-def _uncompiled(kind: type[T]) -> type[T]:
+def _without_compiler(kind: type[T]) -> type[T]:
     """Class decorator: call what torch wraps for its compiler, in this class alone."""
     for name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
         setattr(kind, name, inspect.unwrap(getattr(kind, name)))
@@ -25,22 +25,22 @@ def _uncompiled(kind: type[T]) -> type[T]:
     return kind
 
 
-@_uncompiled
+@_without_compiler
 class SGD(torch.optim.SGD):
     """`torch.optim.SGD`."""
 
 
-@_uncompiled
+@_without_compiler
 class Adam(torch.optim.Adam):
     """`torch.optim.Adam`."""
 
 
-@_uncompiled
+@_without_compiler
 class AdamW(torch.optim.AdamW):
     """`torch.optim.AdamW`."""
 
 
-@_uncompiled
+@_without_compiler
 class LBFGS(torch.optim.LBFGS):
     """`torch.optim.LBFGS`."""
 

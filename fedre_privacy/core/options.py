@@ -24,7 +24,7 @@ class Constant(str):
         return value() if callable(value) else value
 
 
-def loaded(value: Any) -> Any:
+def load_constant(value: Any) -> Any:
     """Return the value of a `Constant`, or any other value as it is."""
     return value.load() if isinstance(value, Constant) else value
 
@@ -54,7 +54,7 @@ class Option:
     parse: Mapping[str, Any] = field(default_factory=dict)
     help: str = ""
 
-    def text(self, load: Callable[[Any], Any] = loaded) -> str:
+    def text(self, load: Callable[[Any], Any] = load_constant) -> str:
         """Return its help, and what holds where it is left out.
 
         Args:
@@ -90,12 +90,14 @@ def options_of(*groups: type) -> dict[str, Option]:
     }
 
 
-def chosen(options: Mapping[str, Any], group: type) -> dict[str, Any]:
+def select_options(options: Mapping[str, Any], group: type) -> dict[str, Any]:
     """Return those of some options that a class declares."""
     return {name: options[name] for name in group.__annotations__ if name in options}
 
 
-def documented(group: type, /, **by_position: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def document_options(
+    group: type, /, **by_position: Any
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a function whose keyword arguments are the options of a class.
 
     Their defaults are filled in, and the signature and the docstring name each: its line
@@ -111,7 +113,9 @@ def documented(group: type, /, **by_position: Any) -> Callable[[Callable[P, R]],
         own = [p for p in plain.parameters.values() if p.kind is not p.VAR_KEYWORD]
         keyword = inspect.Parameter.KEYWORD_ONLY
         more = [
-            inspect.Parameter(name, keyword, default=loaded(one.default), annotation=_type(named))
+            inspect.Parameter(
+                name, keyword, default=load_constant(one.default), annotation=_type(named)
+            )
             for (name, one), named in zip(
                 known.items(), group.__annotations__.values(), strict=True
             )

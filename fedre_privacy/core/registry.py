@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from .errors import ConfigError, IncompatibleError, unknown
+from .errors import ConfigError, IncompatibleError, unknown_name
 
 if TYPE_CHECKING:  # it takes long to import, and help pages ask for no package
     from importlib.metadata import EntryPoint, EntryPoints
@@ -27,7 +27,7 @@ C = TypeVar("C", bound=type)
 
 
 @dataclass(frozen=True)
-class Entry:
+class PluginEntry:
     """Where a plugin came from, and what is wrong with it if it could not be imported."""
 
     name: str
@@ -35,7 +35,7 @@ class Entry:
     broken: str | None = None
 
 
-class Named(Generic[T]):
+class NameTable(Generic[T]):
     """Names to things of one kind, built in or installed: what `Registry` and `Instances` share.
 
     Args:
@@ -51,7 +51,7 @@ class Named(Generic[T]):
         self.see = see
         self._things: dict[str, T] = {}
         self._origins: dict[str, str] = {}
-        self._broken: dict[str, Entry] = {}
+        self._broken: dict[str, PluginEntry] = {}
         self._loaded = False
         self._loading = False
 
@@ -85,7 +85,7 @@ class Named(Generic[T]):
                 next_step="The other plugins are unaffected. Mend or uninstall that package.",
             )
         raise ConfigError(
-            unknown(self.what, name, self.names(), see=self.see, also=self.other_words())
+            unknown_name(self.what, name, self.names(), see=self.see, also=self.other_words())
         )
 
     def other_words(self) -> dict[str, str]:
@@ -106,9 +106,9 @@ class Named(Generic[T]):
         self.get(name)
         return self._origins[name]
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[PluginEntry]:
         """Return every plugin with its origin, the broken ones last."""
-        usable = [Entry(name, self._origins[name]) for name in self.names()]
+        usable = [PluginEntry(name, self._origins[name]) for name in self.names()]
         return usable + [self._broken[name] for name in sorted(self._broken)]
 
     def _load(self) -> None:
@@ -136,7 +136,7 @@ class Named(Generic[T]):
         except Exception as error:  # a stranger's package may fail in any way; it is recorded
             reason = f"{type(error).__name__}: {error}"
         if reason is not None:
-            self._broken[point.name] = Entry(point.name, point.value, reason)
+            self._broken[point.name] = PluginEntry(point.name, point.value, reason)
 
 
 def entry_points(*, group: str) -> EntryPoints:
@@ -146,7 +146,7 @@ def entry_points(*, group: str) -> EntryPoints:
     return entry_points(group=group)
 
 
-def brought() -> bool:
+def has_plugins() -> bool:
     """Whether an installed package declares parts of ours in its entry points."""
     from importlib.metadata import distributions
 
@@ -154,7 +154,7 @@ def brought() -> bool:
     return any(ours in (one.read_text("entry_points.txt") or "") for one in distributions())
 
 
-class Registry(Named[type[T]], Generic[T]):
+class Registry(NameTable[type[T]], Generic[T]):
     """Names to classes of one kind, whose fields are their settings."""
 
     of: type = object
@@ -199,7 +199,7 @@ class Registry(Named[type[T]], Generic[T]):
         return None
 
 
-class Instances(Named[T], Generic[T]):
+class Instances(NameTable[T], Generic[T]):
     """Names to values of one class that have a `name` and no settings.
 
     Args:
@@ -245,7 +245,7 @@ _MODULE = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 _PATH = re.compile(rf"(?<![\w.:/-])({_MODULE}):([^\W\d]\w*)")
 
 
-def typed(*given: Any) -> None:
+def allow_module_paths(*given: Any) -> None:
     """Allow the names ``module:Class`` in values that a person has typed, not read from a file.
 
     Nothing is imported yet: a module is imported when its name stands where a part is named.
@@ -254,9 +254,9 @@ def typed(*given: Any) -> None:
         if isinstance(value, str):
             _TYPED.update(found[0] for found in _PATH.finditer(value))
         elif isinstance(value, Mapping):
-            typed(*value.values())
+            allow_module_paths(*value.values())
         elif isinstance(value, list | tuple):
-            typed(*value)
+            allow_module_paths(*value)
 
 
 def import_own(module: str) -> ModuleType:
@@ -318,8 +318,8 @@ def plugin_words(modules: Iterable[str]) -> str:
 def import_plugin(path: str, what: str) -> type:
     """Return a class given as ``package.module:Class``.
 
-    Its module is imported only where the name was typed (see `typed`). A name that a file holds
-    leads to modules that are imported already, and to no other.
+    Its module is imported only where the name was typed (see `allow_module_paths`). A name that a
+    file holds leads to modules that are imported already, and to no other.
 
     Raises:
         ConfigError: the path has no colon, there is no such class, or the name comes from a file
@@ -350,5 +350,5 @@ def import_plugin(path: str, what: str) -> type:
             for n, c in vars(module).items()
             if inspect.isclass(c) and c.__module__ == module.__name__
         ]
-        raise ConfigError(unknown("class", class_name, classes, at=module_name))
+        raise ConfigError(unknown_name("class", class_name, classes, at=module_name))
     return found

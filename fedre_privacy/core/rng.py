@@ -55,7 +55,7 @@ def secret(seed: int, purpose: str, *data: torch.Tensor) -> int:
 
 
 @contextmanager
-def seeded(
+def seeded_generators(
     seed: int, purpose: str, *, client: int = -1, round: int = -1, index: int = -1
 ) -> Iterator[None]:
     """Run a block under torch's global generators seeded for one key, then restore them.

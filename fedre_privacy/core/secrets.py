@@ -56,7 +56,7 @@ def chosen_secret(given: str) -> str:
             f"--secret takes '{NEW}' or a file; there is no file {path}.",
             next_step=MAKE_ONE,
         )
-    return remember(_read(path))
+    return remember(_read_secret(path))
 
 
 def kept_secret(path: Path) -> str:
@@ -64,7 +64,7 @@ def kept_secret(path: Path) -> str:
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         _write(path, secrets.token_hex(16))
-    return remember(_read(path))
+    return remember(_read_secret(path))
 
 
 def learn(folder: Path, name: str) -> None:
@@ -79,7 +79,7 @@ def learn(folder: Path, name: str) -> None:
     path = folder / SECRET_FILE
     if not name or not path.is_file():
         return
-    if remember(_read(path)) != name:
+    if remember(_read_secret(path)) != name:
         raise DamagedInputError(
             f"{path} is not the secret that {folder} was trained with ({name}).",
             next_step="Restore the file, or train again with --secret new.",
@@ -129,7 +129,7 @@ def _write(path: Path, secret: str) -> None:
     path.chmod(0o600)
 
 
-def _read(path: Path) -> str:
+def _read_secret(path: Path) -> str:
     with path.open("rb") as file:
         text = file.read(64).decode("ascii", errors="replace").strip().lower()
     if not _SECRET.fullmatch(text):

@@ -26,7 +26,7 @@ VACUOUS = 0.9
 """From this bound at `LINE_UP` on nobody is protected."""
 
 
-class Curve(Protocol):
+class TradeoffCurve(Protocol):
     """What every curve says."""
 
     @property

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from .artifact_schema import Content
 from .artifacts import Artifact
 from .channels import NOTHING, Channel
 
@@ -142,7 +143,7 @@ class ThreatModel:
 
 
 @dataclass(frozen=True)
-class LocalTraining:
+class LocalTrainingFacts:
     """What a server that sets the local training knows about it.
 
     Args:
@@ -168,20 +169,16 @@ class Rehearsal(Protocol):
 
     def plain(self) -> dict[str, Any]:
         """JSON-ready settings that it is made of; broadcasts are left out."""
-        ...
 
     @classmethod
     def from_plain(cls, values: Mapping[str, Any], broadcasts: tuple[Broadcast, ...]) -> Rehearsal:
         """Undo `plain`."""
-        ...
 
     def modules(self) -> set[str]:
         """Names of the Python modules that it needs."""
-        ...
 
     def blank(self, client: int, seed: int) -> nn.Module:
         """Fresh random weights of a client's architecture, a `SplitModel`."""
-        ...
 
     def __call__(
         self,
@@ -201,19 +198,9 @@ class Rehearsal(Protocol):
             rounds: those in which the client trained.
             seed: of the order of batches and of whatever else the training draws.
         """
-        ...
 
-    def uploads(
-        self,
-        client: int,
-        model: nn.Module,
-        images: Tensor,
-        labels: Tensor,
-        rounds: Sequence[int],
-        seed: int,
-    ) -> dict[int, tuple[Artifact, ...]]:
-        """Train in the same way, and return what the client would have uploaded in each round."""
-        ...
+    def uploads(self, *args: Any, **given: Any) -> dict[int, tuple[Artifact, ...]]:
+        """Train as a call does; return what the client would have uploaded in each round."""
 
 
 @dataclass(frozen=True)
@@ -318,7 +305,7 @@ class Observation:
     num_classes: int
     aux: Tensor | None = None
     aux_labels: Tensor | None = None
-    training: LocalTraining | None = None
+    training: LocalTrainingFacts | None = None
     candidates: Candidates | None = None
     models: Mapping[tuple[int, int], nn.Module] = field(default_factory=dict)
     images_per_target: int = 0
@@ -390,3 +377,31 @@ class Truth:
     mixture: Mixture
     target_clients: Tensor
     target_labels: Tensor
+
+
+_PLACES: dict[Content, tuple[str, ...]] = {
+    Content.REPRESENTATION: ("each", "rows"),
+    Content.PROTOTYPE: ("each", "rows"),
+    Content.LOGITS: ("rows",),
+    Content.STATISTIC: ("rows",),
+    Content.PARAMETERS: ("updates",),
+    Content.LABEL_ENCODING: ("encoding",),
+}
+"""Places of a channel that tensors on the wire went through."""
+
+
+def channel_places(observation: Observation) -> frozenset[str]:
+    """Places of a channel that the targets went through.
+
+    Targets that another attack recovered, or that the protocol does not send, went through none
+    but the training.
+    """
+    sent = {(u.client, u.round, type(a)) for u in observation.uploads for a in u.artifacts}
+    found = {"training", "round"}
+    for target in observation.targets:
+        for artifact in target.artifacts:
+            if target.counterfactual or (target.client, target.round, type(artifact)) not in sent:
+                continue
+            for content in artifact.content().values():
+                found.update(_PLACES.get(content, ()))
+    return frozenset(found)

@@ -172,7 +172,6 @@ def resize(images: Tensor, size: int) -> Tensor:
 
     Args:
         images: uint8 (..., C, H, W).
-        size: side of the result (pixels).
 
     Returns:
         uint8 (..., C, size, size); the input itself when it has this size already.
@@ -203,8 +202,8 @@ def at_hand(given: str) -> Path:
     return Path(moved.get(given, given)).expanduser()
 
 
-def existing(path: str | None, name: str, what: str) -> Path:
-    """Return the path of a data set that the user has to bring.
+def existing_path(path: str | None, name: str, what: str) -> Path:
+    """Return the path of a data set `name` that the user has to bring.
 
     Args:
         what: what it should be, e.g. ``"a .npz file"``.

@@ -92,7 +92,7 @@ def open_tree(path: Path) -> Iterator[Tree]:
         DamagedInputError: a file that is not a readable .zip, a folder that cannot be listed.
     """
     if path.is_dir():
-        yield listed(path)
+        yield list_files(path)
         return
     try:
         archive = zipfile.ZipFile(path)
@@ -158,7 +158,7 @@ class _Walk:
             ) from None
         for entry in entries:
             inside = f"{name}/{entry.name}" if name else entry.name
-            if _hidden(inside):
+            if _is_hidden(inside):
                 continue
             if entry.is_dir(follow_symlinks=False):
                 self.enter(inside)
@@ -176,7 +176,7 @@ def _key(folder: Path) -> tuple[int, int]:
     return known.st_dev, known.st_ino
 
 
-def listed(root: Path) -> Tree:
+def list_files(root: Path) -> Tree:
     """List a folder and the folders that are linked below it, without going round in circles.
 
     Raises:
@@ -208,7 +208,7 @@ def listed(root: Path) -> Tree:
 
 def with_links(sources: Sequence[Path]) -> tuple[Path, ...]:
     """Files and folders, and those that links below them lead to."""
-    found = [at for path in sources if path.is_dir() for at in listed(path).outside]
+    found = [at for path in sources if path.is_dir() for at in list_files(path).outside]
     return (*sources, *found)
 
 
@@ -217,12 +217,12 @@ def _some(names: Sequence[str]) -> str:
     return f"{len(names)} ({first_few(names, 3)})"
 
 
-def _hidden(name: str) -> bool:
+def _is_hidden(name: str) -> bool:
     return any(part.startswith((".", "__MACOSX")) for part in name.split("/"))
 
 
 def _visible(names: Iterator[str] | Sequence[str]) -> tuple[str, ...]:
-    return tuple(sorted(name for name in names if not _hidden(name)))
+    return tuple(sorted(name for name in names if not _is_hidden(name)))
 
 
 def is_image(name: str) -> bool:
@@ -245,21 +245,21 @@ def decode(content: bytes) -> tuple[Tensor, tuple[str, ...]]:
             raise IncompatibleError(f"has more than 8 bits a channel (mode {image.mode})")
         deep = any(";16" in str(tile) for tile in image.tile)
         image.load()
-        turn = UPRIGHT.get(_told(_orientation, image) or 1)
+        turn = UPRIGHT.get(_image_metadata(_orientation, image) or 1)
         upright = image if turn is None else image.transpose(turn)
         grey = image.mode in ("1", "L", "LA")
         pixels = np.array(upright.convert("L" if grey else "RGB"))
         fits = {
             TURNED: turn is not None,
-            TRANSPARENT: _told(_transparent, image),
-            FRAMES: _told(_several, image),
+            TRANSPARENT: _image_metadata(_transparent, image),
+            FRAMES: _image_metadata(_several, image),
             DEEP: deep,
         }
     shown = pixels[None] if grey else pixels.transpose(2, 0, 1).copy()
     return torch.from_numpy(shown), tuple(note for note, holds in fits.items() if holds)
 
 
-def _told(ask: Callable[[Image.Image], int], image: Image.Image) -> int:
+def _image_metadata(ask: Callable[[Image.Image], int], image: Image.Image) -> int:
     """What an image says beside its pixels; damage there takes nothing from them."""
     try:
         with warnings.catch_warnings(action="ignore"):
@@ -299,7 +299,7 @@ def decode_all(tree: Tree, names: Sequence[str], size: int | None) -> tuple[Tens
     out = torch.empty(0, dtype=torch.uint8)
     counts: Counter[str] = Counter()
     for row, name in enumerate(names):
-        image, found = _decoded(tree, name)
+        image, found = _decode_image(tree, name)
         counts.update(found)
         if size is not None:
             image = resize(image, size)
@@ -322,7 +322,7 @@ def decode_all(tree: Tree, names: Sequence[str], size: int | None) -> tuple[Tens
     return out, [f"{note[0].upper()}{note[1:]}." for note in notes]
 
 
-def _decoded(tree: Tree, name: str) -> tuple[Tensor, tuple[str, ...]]:
+def _decode_image(tree: Tree, name: str) -> tuple[Tensor, tuple[str, ...]]:
     try:
         content = tree.read(name)
         if not content:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -40,7 +40,7 @@ Part = dict[str, list[str]]
 
 
 @dataclass(frozen=True)
-class Arranged:
+class ImagesByClass:
     """The images of each class.
 
     Args:
@@ -55,7 +55,7 @@ class Arranged:
     notes: tuple[str, ...]
 
 
-def arranged(tree: Tree) -> Arranged:
+def find_classes(tree: Tree) -> ImagesByClass:
     """Find classes and parts.
 
     Raises:
@@ -63,8 +63,8 @@ def arranged(tree: Tree) -> Arranged:
         IncompatibleError: another layout, or one that can be read in two ways.
     """
     images = [name for name in tree.names if is_image(name)]
-    prefix, names = _unwrapped(images)
-    parts, notes = _split(tree, names)
+    prefix, names = _strip_outer_folders(images)
+    parts, notes = _train_and_test_folders(tree, names)
     lone = [top for top in prefix.split("/") if top.lower() in ROLES]
     if lone:
         notes.append(f"All images lie in {lone[0]}/; they count as training images.")
@@ -88,7 +88,7 @@ def arranged(tree: Tree) -> Arranged:
             next_step=hint if extra == ["images"] else "Move or remove those folders.",
         )
     every = (*tree.notes, *notes, *made.notes, *other_endings(tree))
-    return Arranged(made.classes, made.train, made.test, every)
+    return ImagesByClass(made.classes, made.train, made.test, every)
 
 
 def _no_classes(tree: Tree) -> IncompatibleError:
@@ -99,7 +99,7 @@ def _no_classes(tree: Tree) -> IncompatibleError:
     )
 
 
-def _unwrapped(names: list[str]) -> tuple[str, list[str]]:
+def _strip_outer_folders(names: list[str]) -> tuple[str, list[str]]:
     """Leave out folders around everything, as most archives have."""
     prefix = ""
     while len(tops := {name.split("/")[0] for name in names}) == 1:
@@ -111,7 +111,7 @@ def _unwrapped(names: list[str]) -> tuple[str, list[str]]:
     return prefix, names
 
 
-def _split(tree: Tree, names: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
+def _train_and_test_folders(tree: Tree, names: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
     """Return the folders that are the training and the test part, or nothing above classes.
 
     A folder with the name of a part may be a class. It is a part where all others are parts too, or
@@ -180,16 +180,10 @@ def _inside(names: Sequence[str], part: str) -> list[str]:
     return [name.removeprefix(part) for name in names if name.startswith(part)]
 
 
-def _by_folder(tree: Tree, prefix: str, inside: Mapping[str, Sequence[str]]) -> Arranged:
-    found: list[Part] = []
-    strays = 0
-    for part, names in inside.items():
-        own: Part = {}
-        for name in names:
-            if "/" in name:
-                own.setdefault(name.split("/")[0], []).append(prefix + part + name)
-        found.append(own)
-        strays += sum("/" not in name for name in names)
+def _by_folder(tree: Tree, prefix: str, inside: Mapping[str, Sequence[str]]) -> ImagesByClass:
+    found, strays = _by_class(
+        prefix, inside, lambda part, name: name.split("/")[0] if "/" in name else None
+    )
     kept = sum(len(own) for part in found for own in part.values())
     if list(inside) == [""] and strays >= kept:
         raise IncompatibleError(
@@ -204,8 +198,22 @@ def _by_folder(tree: Tree, prefix: str, inside: Mapping[str, Sequence[str]]) -> 
     if empty:
         some = first_few(empty, 5)
         notes.append(f"Left out, being empty of images: {plural(len(empty), 'folder')} ({some}).")
-    train, test = found[0], found[1] if len(found) > 1 else {}
-    return Arranged(tuple(sorted(train)), train, test, tuple(notes))
+    return ImagesByClass(tuple(sorted(found[0])), found[0], found[1], tuple(notes))
+
+
+def _by_class(
+    prefix: str, inside: Mapping[str, Sequence[str]], label_of: Callable[[str, str], str | None]
+) -> tuple[tuple[Part, Part], int]:
+    """The images of each class of the training and the test part, and how many have no class."""
+    found: list[Part] = [{}, {}]
+    strays = 0
+    for number, (part, names) in enumerate(inside.items()):
+        for name in names:
+            label = label_of(part, name)
+            strays += label is None
+            if label is not None:
+                found[number].setdefault(label, []).append(prefix + part + name)
+    return (found[0], found[1]), strays
 
 
 def _empty(tree: Tree, above: Collection[str]) -> list[str]:
@@ -216,52 +224,37 @@ def _empty(tree: Tree, above: Collection[str]) -> list[str]:
     ]
 
 
-def _one_class(prefix: str, inside: Mapping[str, Sequence[str]]) -> Arranged:
-    found = [
-        {ONE_CLASS: [prefix + part + name for name in names]} for part, names in inside.items()
-    ]
+def _one_class(prefix: str, inside: Mapping[str, Sequence[str]]) -> ImagesByClass:
+    (train, test), _ = _by_class(prefix, inside, lambda part, name: ONE_CLASS)
     note = (
         f"There are no class folders and no {LABELS} (file,label): all images are of one class. A "
         "classifier of one class learns nothing and its gradients are zero, so attacks on "
         "gradients and updates say nothing here."
     )
-    return Arranged((ONE_CLASS,), found[0], found[1] if len(found) > 1 else {}, (note,))
+    return ImagesByClass((ONE_CLASS,), train, test, (note,))
 
 
 def _by_table(
-    tree: Tree,
-    name: str,
-    prefix: str,
-    inside: Mapping[str, Sequence[str]],
-) -> Arranged:
+    tree: Tree, name: str, prefix: str, inside: Mapping[str, Sequence[str]]
+) -> ImagesByClass:
     every = [prefix + part + image for part, names in inside.items() for image in names]
     labels, absent = _labels(tree, name, every)
-    found: list[Part] = []
-    unlabelled = 0
-    for part, names in inside.items():
-        own: Part = {}
-        for image in names:
-            label = labels.get(prefix + part + image)
-            if label is None:
-                unlabelled += 1
-            else:
-                own.setdefault(label, []).append(prefix + part + image)
-        found.append(own)
-    if not found[0]:
+    (train, test), unlabelled = _by_class(
+        prefix, inside, lambda part, image: labels.get(prefix + part + image)
+    )
+    if not train:
         raise IncompatibleError(
             f"{name} of {tree.root} names none of its training images. Needed: one line for each, "
             "its file (1.jpg, or sub/1.jpg) and its label.",
         )
-    known = list(found[0])
-    number = all(label.isdecimal() for label in known)
-    classes = sorted(known, key=int) if number else sorted(known)
+    number = all(label.isdecimal() for label in train)
+    classes = sorted(train, key=int) if number else sorted(train)
     notes = [f"The classes are those of {name}."]
     if unlabelled:
         notes.append(f"Left out, having no label in {name}: {plural(unlabelled, 'image')}.")
     if absent:
         notes.append(f"Without an image here: {plural(absent, 'line')} of {name}.")
-    test = found[1] if len(found) > 1 else {}
-    return Arranged(tuple(classes), found[0], test, tuple(notes))
+    return ImagesByClass(tuple(classes), train, test, tuple(notes))
 
 
 def _table(tree: Tree, images: Sequence[str]) -> str | None:
@@ -296,7 +289,7 @@ def _labels(tree: Tree, name: str, images: Sequence[str]) -> tuple[dict[str, str
             "header file,label.",
             next_step="Add that line at its top.",
         )
-    called = _called(name[: name.rfind("/") + 1], images)
+    called = _table_names(name[: name.rfind("/") + 1], images)
     out: dict[str, str] = {}
     absent = 0
     for row in rows[1:]:
@@ -313,7 +306,7 @@ def _labels(tree: Tree, name: str, images: Sequence[str]) -> tuple[dict[str, str
     return out, absent
 
 
-def _called(above: str, images: Sequence[str]) -> dict[str, str]:
+def _table_names(above: str, images: Sequence[str]) -> dict[str, str]:
     """What a table may call images: a path, a file's name, each without its ending; if unique."""
     calls: dict[str, set[str]] = {}
     for image in images:

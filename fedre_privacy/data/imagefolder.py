@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from ..core.config import knob
-from .base import Dataset, ImageData, datasets, existing
+from .base import Dataset, ImageData, datasets, existing_path
 from .files import decode_all, open_tree, with_links
-from .folders import arranged
+from .folders import find_classes
 
 
 @datasets.register("imagefolder")
@@ -43,8 +43,8 @@ class ImageFolder(Dataset):
         return with_links(super().sources())
 
     def load(self) -> ImageData:
-        with open_tree(existing(self.path, self.name, "a folder or .zip of images")) as tree:
-            found = arranged(tree)
+        with open_tree(existing_path(self.path, self.name, "a folder or .zip of images")) as tree:
+            found = find_classes(tree)
             rows = [
                 (name, number)
                 for part in (found.train, found.test)

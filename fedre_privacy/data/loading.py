@@ -63,20 +63,16 @@ def load_images(
         with open_tree(paths[0]) as tree:
             images, notes = _all(tree, [name for name in tree.names if is_image(name)], size)
     else:
-        images, notes = _files(paths, size)
+        if folder := next((path for path in paths if path.is_dir()), None):
+            raise IncompatibleError(
+                f"{folder} is a folder. Needed: a list of image files, or one folder."
+            )
+        names = tuple(str(path) for path in paths)
+        tree = Tree(Path(), names, lambda name: Path(name).read_bytes())
+        images, notes = _all(tree, names, size)
     for note in notes:
         warnings.warn(note, stacklevel=3)  # behind `system.clearly`
     return _channels(images, channels).float() / 255
-
-
-def _files(paths: Sequence[Path], size: int | None) -> tuple[Tensor, tuple[str, ...]]:
-    folders = [str(path) for path in paths if path.is_dir()]
-    if folders:
-        raise IncompatibleError(
-            f"{folders[0]} is a folder. Needed: a list of image files, or one folder."
-        )
-    names = tuple(str(path) for path in paths)
-    return _all(Tree(Path(), names, lambda name: Path(name).read_bytes()), names, size)
 
 
 def _all(tree: Tree, names: Sequence[str], size: int | None) -> tuple[Tensor, tuple[str, ...]]:

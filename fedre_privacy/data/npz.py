@@ -14,7 +14,7 @@ from ..core import files
 from ..core.config import knob
 from ..core.errors import IncompatibleError
 from .arrays import USUAL, absent_classes, as_labels, class_numbers, read_pixels
-from .base import Dataset, ImageData, datasets, existing, keep_per_class
+from .base import Dataset, ImageData, datasets, existing_path, keep_per_class
 
 LAYOUTS = (("x_train", "y_train"), ("x", "y"), ("images", "labels"))
 TEST = ("x_test", "y_test")
@@ -41,8 +41,8 @@ class Npz(Dataset):
     path: str | None = knob(None, help="the .npz file")
 
     def load(self) -> ImageData:
-        path = existing(self.path, self.name, "a .npz file")
-        arrays = _read(path)
+        path = existing_path(self.path, self.name, "a .npz file")
+        arrays = _read_arrays(path)
         pair = next((pair for pair in LAYOUTS if set(pair) <= set(arrays)), None)
         has_test = [key for key in TEST if key in arrays]
         if pair is None or len(has_test) == 1:
@@ -77,7 +77,7 @@ class Npz(Dataset):
         return keep_per_class(data, self.per_class)
 
 
-def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
+def _read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
     if path.is_dir():
         raise IncompatibleError(
             f"{path} is a folder. Needed: a .npz file.",

@@ -9,7 +9,7 @@ import torch
 
 from ..core.config import knob
 from ..core.errors import DamagedInputError, IncompatibleError
-from .base import Dataset, ImageData, datasets, existing
+from .base import Dataset, ImageData, datasets, existing_path
 from .files import Tree, decode_all, is_image, open_tree, with_links
 
 ANNOTATIONS = "val/val_annotations.txt"
@@ -48,7 +48,9 @@ class TinyImageNet(Dataset):
         return with_links(super().sources())
 
     def load(self) -> ImageData:
-        with open_tree(existing(self.path, self.name, "the Tiny ImageNet folder or .zip")) as tree:
+        with open_tree(
+            existing_path(self.path, self.name, "the Tiny ImageNet folder or .zip")
+        ) as tree:
             train, val = _by_class(tree)
             classes = sorted(train)
             first = [(n, i) for i, c in enumerate(classes) for n in train[c][: self.per_class]]

@@ -127,8 +127,7 @@ class Cifar10(TorchvisionDataset):
 class Cifar100(TorchvisionDataset):
     """Load CIFAR-100: 50,000 + 10,000 colour images, 32x32, 100 fine classes, official order.
 
-    The official files are Python pickles. torchvision opens them only when their MD5 equals
-    that of the published files; nothing else is ever unpickled.
+    Its files are pickles as well, see `Cifar10`.
 
     Reference: A. Krizhevsky, Learning multiple layers of features from tiny images, 2009.
     """

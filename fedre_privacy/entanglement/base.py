@@ -26,6 +26,9 @@ schemes: Registry[Entanglement] = Registry("entanglement scheme", "fedre_privacy
 
 _TOLERANCE = 1e-5
 
+DISTRIBUTIONS = ("uniform", "gaussian", "laplace")
+POSITIVE = ("abs", "softmax", "clamp", "redraw")
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Draw:
@@ -152,7 +155,7 @@ class Entanglement:
         rep = weights.to(reps) @ reps
         if mix.decoy is not None:
             if mix.decoy.shape != rep.shape:
-                raise self._broken("a decoy", f"shape {tuple(mix.decoy.shape)}", f"({draw.dim},)")
+                raise self._refusal("a decoy", f"shape {tuple(mix.decoy.shape)}", f"({draw.dim},)")
             rep = rep + mix.decoy.to(reps) * reps.mean(0).norm()
         used = weights.nonzero().squeeze(1)
         mixture = Mixture(torch.zeros_like(used), used, weights[used].float(), num_rows=1)
@@ -162,18 +165,18 @@ class Entanglement:
         """Return `given` in float64, or refuse it: (size,), from 0 on, summing to 1 or less."""
         values = torch.as_tensor(given)
         if tuple(values.shape) != (size,):
-            raise self._broken(what, f"shape {tuple(values.shape)}", f"({size},)")
+            raise self._refusal(what, f"shape {tuple(values.shape)}", f"({size},)")
         if not bool((values.isfinite() & (values >= 0)).all()):
-            raise self._broken(what, "negative or non-finite values", "finite numbers from 0 on")
+            raise self._refusal(what, "negative or non-finite values", "finite numbers from 0 on")
         total = values.double().sum()
         if float(total) > 1 + _TOLERANCE or (whole and float(total) < 1 - _TOLERANCE):
             needed = "1; divide by the sum" if whole else "at most 1"
-            raise self._broken(what, f"the sum {float(total):.6g}", needed)
+            raise self._refusal(what, f"the sum {float(total):.6g}", needed)
         if whole and values.dtype != torch.float64:  # it sums to 1 in its own precision only
             return values.double() / total
         return values.double()
 
-    def _broken(self, what: str, got: str, needed: str) -> IncompatibleError:
+    def _refusal(self, what: str, got: str, needed: str) -> IncompatibleError:
         return IncompatibleError(
             f"Entanglement scheme '{self.name or type(self).__name__}' gave {what} with {got}; "
             f"needed: {needed}."
@@ -200,3 +203,71 @@ def spread_over_classes(class_weights: Tensor, labels: Tensor) -> Tensor:
     present = torch.where(sizes > 0, class_weights.double(), 0.0)
     per_class = present / present.sum() / sizes.clamp(min=1)
     return per_class[labels]
+
+
+def on_some(scheme: Entanglement, draw: Draw, keep: Tensor) -> Mix | None:
+    """Let a scheme see only the samples in keep (n,) bool; the others get weight 0.
+
+    None, so no upload, where nothing is kept.
+    """
+    if not bool(keep.any()):
+        return None
+    mix = scheme.mix(draw.only(keep))
+    if mix is None:
+        return None
+    weights = torch.zeros(len(keep), dtype=torch.float64)
+    weights[keep] = mix.weights
+    return dataclasses.replace(mix, weights=weights)
+
+
+def blend(one: Mix, other: Mix, share: float) -> Mix:
+    """Mix two mixes of the same samples: (1 - share) of one, share of the other."""
+
+    def between(a: Tensor, b: Tensor) -> Tensor:
+        return (1 - share) * a + share * b
+
+    if one.decoy is None or other.decoy is None:
+        decoy = one.decoy if other.decoy is None else other.decoy
+        if decoy is not None:
+            decoy = decoy * (share if one.decoy is None else 1 - share)
+    else:
+        decoy = between(one.decoy, other.decoy)
+    return Mix(between(one.weights, other.weights), between(one.encoding, other.encoding), decoy)
+
+
+def positive_weights(
+    count: int, rng: torch.Generator, *, distribution: str, positive: str
+) -> Tensor:
+    """Draw `count` weights and make them positive, not yet normalised.
+
+    Uniform(0, 1), N(0, 1) or Laplace(0, 1). The paper does not say what happens to negative
+    draws, which would put the label encoding outside the simplex; `positive` chooses: absolute
+    value, softmax, clamp at 1e-6, or redraw until positive. A total that is almost zero falls
+    back to equal weights.
+
+    Returns:
+        (count,) float64.
+
+    Reference: FedRE (CVPR 2026), Table 7.
+    """
+    weights = _draw(count, rng, distribution)
+    if positive == "abs":
+        weights = weights.abs()
+    elif positive == "softmax":
+        weights = weights.softmax(0)
+    elif positive == "clamp":
+        weights = weights.clamp(min=1e-6)
+    else:
+        while (negative := weights <= 0).any():
+            weights = torch.where(negative, _draw(count, rng, distribution), weights)
+    return weights if weights.sum() >= 1e-12 else torch.ones_like(weights)
+
+
+def _draw(count: int, rng: torch.Generator, distribution: str) -> Tensor:
+    if distribution == "gaussian":
+        return torch.randn(count, generator=rng, dtype=torch.float64)
+    uniform = torch.rand(count, generator=rng, dtype=torch.float64)
+    if distribution == "uniform":
+        return uniform
+    centred = uniform - 0.5
+    return -centred.sign() * torch.log1p(-2 * centred.abs())

@@ -9,8 +9,7 @@ import torch
 from fedre_privacy.core.channels import NOTHING, Channel
 from fedre_privacy.core.config import knob, part
 
-from .base import Draw, Entanglement, Mix, schemes
-from .compose import on_some
+from .base import Draw, Entanglement, Mix, on_some, schemes
 
 
 @schemes.register("m-of-n")

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from fedre_privacy.core.channels import NOTHING, Channel
 from fedre_privacy.core.config import knob, part
 
-from .base import Draw, Entanglement, Mix, class_sizes, schemes
-from .compose import on_some
+from .base import Draw, Entanglement, Mix, class_sizes, on_some, schemes
 
 
 @schemes.register("min-count")

@@ -15,7 +15,7 @@ from .base import Draw, Entanglement, Mix, schemes
 
 @schemes.register("quantised")
 @dataclass(frozen=True, kw_only=True)
-class Quantised(Entanglement):
+class QuantisedEncoding(Entanglement):
     """Round the label encoding to multiples of 1/levels that still sum to one.
 
     Only what is said is rounded: the representation is mixed with the exact weights, so the

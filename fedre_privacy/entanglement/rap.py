@@ -9,8 +9,14 @@ from torch import Tensor
 
 from fedre_privacy.core.config import knob
 
-from .base import Entanglement, schemes, spread_over_classes
-from .weights import DISTRIBUTIONS, POSITIVE, positive_weights
+from .base import (
+    DISTRIBUTIONS,
+    POSITIVE,
+    Entanglement,
+    positive_weights,
+    schemes,
+    spread_over_classes,
+)
 
 
 @schemes.register("rap")

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from fedre_privacy.core.config import knob
 
-from .base import Entanglement, schemes
-from .weights import DISTRIBUTIONS, POSITIVE, positive_weights
+from .base import DISTRIBUTIONS, POSITIVE, Entanglement, positive_weights, schemes
 
 
 @schemes.register("rar")

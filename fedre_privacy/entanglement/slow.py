@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from fedre_privacy.core.channels import NOTHING, Channel
 from fedre_privacy.core.config import knob, part
 
-from .base import Draw, Entanglement, Mix, schemes
-from .compose import blend
+from .base import Draw, Entanglement, Mix, blend, schemes
 
 
 @schemes.register("slow")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from fedre_privacy.blocks.local import count_correct
-from fedre_privacy.blocks.state import Client, Samples, Setting, Training
 from fedre_privacy.protocols.base import Protocol
+from fedre_privacy.protocols.blocks.local import count_correct
+from fedre_privacy.protocols.blocks.state import Client, Samples, Setting, Training
 
 from .steps import on_device
 
@@ -31,7 +31,7 @@ class Accuracy:
     per_client: tuple[float | None, ...]
 
 
-def measured(training: Training, round: int) -> bool:
+def is_measured(training: Training, round: int) -> bool:
     """Whether accuracy is measured in a round."""
     return round % training.eval_every == 0 or round == training.rounds
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fedre_privacy.blocks.state import Client, Server
 from fedre_privacy.core import files
 from fedre_privacy.core.errors import DamagedInputError
-from fedre_privacy.core.schema import check, parse_json
+from fedre_privacy.core.typed_yaml import check, parse_json
+from fedre_privacy.protocols.blocks.state import Client, Server
 
 FILE = "state.safetensors"
 
@@ -25,27 +25,20 @@ def _modules(clients: Sequence[Client], server: Server) -> dict[str, nn.Module]:
     return out
 
 
-def _tensors(clients: Sequence[Client], server: Server) -> dict[str, dict[str, Tensor]]:
-    out = {"server:tensors": server.tensors}
-    return out | {f"client{client.id}:tensors": client.tensors for client in clients}
-
-
 def save(
     folder: Path, clients: Sequence[Client], server: Server, *, round: int, metrics: list[Any]
 ) -> None:
     """Write the state after `round`, replacing the one before it in a single rename."""
     meta = {"round": str(round), "metrics": json.dumps(metrics)}
-    files.write_tensors(folder / FILE, gathered(clients, server), metadata=meta)
+    files.write_tensors(folder / FILE, checkpoint_state(clients, server), metadata=meta)
 
 
-def gathered(clients: Sequence[Client], server: Server) -> dict[str, Tensor]:
+def checkpoint_state(clients: Sequence[Client], server: Server) -> dict[str, Tensor]:
     """Everything that clients and server keep from round to round, by owner and name."""
-    tensors: dict[str, Tensor] = {}
-    for owner, kept in _tensors(clients, server).items():
-        tensors |= {f"{owner}|{name}": value for name, value in kept.items()}
-    for owner, module in _modules(clients, server).items():
-        tensors |= {f"{owner}|{name}": value for name, value in module.state_dict().items()}
-    return tensors
+    owned: dict[str, Mapping[str, Tensor]] = {"server:tensors": server.tensors}
+    owned |= {f"client{client.id}:tensors": client.tensors for client in clients}
+    owned |= {owner: module.state_dict() for owner, module in _modules(clients, server).items()}
+    return {f"{owner}|{name}": v for owner, kept in owned.items() for name, v in kept.items()}
 
 
 def load(folder: Path, clients: Sequence[Client], server: Server) -> tuple[int, list[Any]] | None:
@@ -58,15 +51,31 @@ def load(folder: Path, clients: Sequence[Client], server: Server) -> tuple[int, 
     if not path.is_file():
         return None
     tensors = files.read_tensors(path)
-    done, metrics = _told(path)
+    done, metrics = _read_progress(path)
     put_back(tensors, clients, server, path)
     return done, metrics
+
+
+def _read_progress(path: Path) -> tuple[int, list[Any]]:
+    """The round after which a checkpoint was written, and a row of metrics for each until then."""
+    meta = files.read_metadata(path)
+    try:
+        metrics = check(parse_json(meta["metrics"]), list[dict[str, Any]], path)
+        rounds = [row.get("round") for row in metrics]
+        if int(meta["round"]) != len(rounds) or rounds != list(range(1, len(rounds) + 1)):
+            raise ValueError(f"it tells of round {meta['round'][:20]} and of {len(rounds)} rows")
+    except (KeyError, ValueError) as error:
+        raise DamagedInputError(
+            f"{path} is no checkpoint of this version: {error}.",
+            next_step="Train again with --restart.",
+        ) from None
+    return len(rounds), metrics
 
 
 def put_back(
     tensors: Mapping[str, Tensor], clients: Sequence[Client], server: Server, path: Path
 ) -> None:
-    """Undo `gathered`.
+    """Undo `checkpoint_state`.
 
     Args:
         path: the file that the tensors were read from, for the error.
@@ -83,27 +92,9 @@ def put_back(
             module.load_state_dict(owned.get(owner, {}))
         except RuntimeError as error:
             raise DamagedInputError(f"{path} does not fit this run: {error}") from None
-    for owner, kept in _tensors(clients, server).items():
-        loaded = owned.get(owner, {})
-        kept.clear()
-        kept |= (
-            {name: value.to(clients[0].train.labels.device) for name, value in loaded.items()}
-            if (owner != "server:tensors")
-            else loaded
-        )
-
-
-def _told(path: Path) -> tuple[int, list[Any]]:
-    """The round after which a checkpoint was written, and a row of metrics for each until then."""
-    meta = files.read_metadata(path)
-    try:
-        metrics = check(parse_json(meta["metrics"]), list[dict[str, Any]], path)
-        rounds = [row.get("round") for row in metrics]
-        if int(meta["round"]) != len(rounds) or rounds != list(range(1, len(rounds) + 1)):
-            raise ValueError(f"it tells of round {meta['round'][:20]} and of {len(rounds)} rows")
-    except (KeyError, ValueError) as error:
-        raise DamagedInputError(
-            f"{path} is no checkpoint of this version: {error}.",
-            next_step="Train again with --restart.",
-        ) from None
-    return len(rounds), metrics
+    server.tensors.clear()
+    server.tensors |= owned.get("server:tensors", {})
+    for client in clients:
+        loaded, device = owned.get(f"client{client.id}:tensors", {}), client.train.labels.device
+        client.tensors.clear()
+        client.tensors |= {name: value.to(device) for name, value in loaded.items()}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from fedre_privacy.core.artifact_schema import UNCOUNTED_IN_PAPER
 from fedre_privacy.core.artifacts import Artifact
-from fedre_privacy.core.contents import UNCOUNTED_IN_PAPER
 
 
 @dataclass(frozen=True)

@@ -23,22 +23,24 @@ from typing import Any
 
 import torch
 
-from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, Training
+from fedre_privacy.active_server.base import NOTHING_HELD, ServerKnowledge, Steering
+from fedre_privacy.active_server.behaviour import ServerBehaviour, same
 from fedre_privacy.core.artifacts import Artifact
-from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.events import Event, Report
 from fedre_privacy.core.rng import stream
+from fedre_privacy.core.threads import single_threaded
 from fedre_privacy.core.types import Broadcast, Emission, Upload
 from fedre_privacy.defenses.apply import left_of, visible
 from fedre_privacy.defenses.base import Defense
 from fedre_privacy.protocols.base import Protocol
-from fedre_privacy.steering.apply import Conduct, same
-from fedre_privacy.steering.base import NOTHING_HELD, Held, Steering
+from fedre_privacy.protocols.blocks.state import Client, Message, Server, Setting, Task, Training
 
-from . import checkpoint, copies
-from .accuracy import MOMENTS, Accuracy, accuracy, columns, count, measured, measured_on_shared
+from . import checkpoint
+from . import forked_clients as copies
+from .accuracy import MOMENTS, Accuracy, accuracy, columns, count, is_measured, measured_on_shared
 from .ledger import measure
 from .recorder import Recorder, read_messages
+from .stacked_clients import train_together
 from .steps import (
     Broadcasts,
     client_step,
@@ -48,7 +50,6 @@ from .steps import (
     on_device,
     server_step,
 )
-from .together import train_together
 
 CHECKPOINT_SECONDS = 10.0
 """A checkpoint is written at the first round's end after this long, and after this many times the
@@ -109,7 +110,7 @@ class Cohort(ABC):
         """
 
 
-class Here(Cohort):
+class LocalCohort(Cohort):
     """Clients in this process: one after another, one on each core, or together.
 
     Args:
@@ -152,12 +153,9 @@ class Here(Cohort):
 
         def take_part(k: int) -> copies.Done:
             with on_device(self.clients[k], self.setting):
+                task = Task(self.setting, round, k)
                 return step(
-                    self.protocol,
-                    self.clients[k],
-                    post.message(k),
-                    Task(self.setting, round, k),
-                    trained=trained.get(k),
+                    self.protocol, self.clients[k], post.sent[k], task, trained=trained.get(k)
                 )
 
         began = time.monotonic()
@@ -190,30 +188,20 @@ class Here(Cohort):
         return took > WORTH_COPIES_S and copies.useful(self.setting.device, clients, self.cores)
 
 
-def run(
+def run_rounds(
     protocol: Protocol,
     clients: Sequence[Client],
     server: Server,
     setting: Setting,
     *,
     keep: Keep,
-    recorder: Recorder,
-    checkpoints: Path,
-    report: Report,
-    resume: bool = False,
-    on_row: Callable[[list[Row]], None] = lambda rows: None,
     defenses: Sequence[Defense] = (),
-    steering: Sequence[Steering] = (),
-    held: Held = NOTHING_HELD,
+    **given: Any,
 ) -> list[Row]:
-    """Train a federation in this process; see `lead` and `Here`."""
+    """Train a federation in this process; see `lead`, which gets the rest, and `LocalCohort`."""
     with single_threaded(setting.device) as cores:
-        cohort = Here(protocol, clients, setting, keep, defenses, cores)
-        return lead(
-            protocol, cohort, server, setting, recorder=recorder, checkpoints=checkpoints,
-            report=report, resume=resume, on_row=on_row, defenses=defenses, steering=steering,
-            held=held,
-        )  # fmt: skip
+        cohort = LocalCohort(protocol, clients, setting, keep, defenses, cores)
+        return lead(protocol, cohort, server, setting, defenses=defenses, **given)
 
 
 def lead(
@@ -229,7 +217,7 @@ def lead(
     on_row: Callable[[list[Row]], None] = lambda rows: None,
     defenses: Sequence[Defense] = (),
     steering: Sequence[Steering] = (),
-    held: Held = NOTHING_HELD,
+    held: ServerKnowledge = NOTHING_HELD,
 ) -> list[Row]:
     """Train a federation and record every message; return one row of metrics per round.
 
@@ -243,7 +231,7 @@ def lead(
         IncompatibleError: a steering breaks its contract.
     """
     training = setting.training
-    conduct = Conduct(steering, training.seed, training.clients, setting.num_classes, held)
+    conduct = ServerBehaviour(steering, training.seed, training.clients, setting.num_classes, held)
     sizes = [sum(counts) for counts in setting.class_counts]
     rows: list[Row] = []
     done = 0
@@ -277,15 +265,15 @@ def lead(
         losses = [made[k][1] for k in chosen]
         sent = post.broadcasts()
         seen = visible(defenses, uploads, setting.class_counts)
-        seen = conduct.resolved(seen, uploads, sizes, partial(left_of, defenses))
+        seen = conduct.upload_without_sybils(seen, uploads, sizes, partial(left_of, defenses))
         recorder.write(round, seen, sent)
         conduct.saw(seen, sent)
         up = measure((upload.artifacts, 1) for upload in uploads)
         down = measure((b.artifacts, len(b.recipients)) for b in sent)
 
         last = round == training.rounds
-        looked = measured(training, round), measured_on_shared(training, round)
-        post_local = _accuracies(cohort, *looked)
+        looked = partial(_accuracies, cohort, training, round)
+        post_local = looked()
         taken = conduct.taken(round, uploads, post.sent, post.honest)
         messages = server_step(protocol, server, taken, Task(setting, round))
         post = Post(setting, round + 1, messages, conduct)
@@ -293,7 +281,7 @@ def lead(
         if last:
             recorder.write(round + 1, [], post.broadcasts())
             recorder.save()
-        post_broadcast = _accuracies(cohort, *looked)
+        post_broadcast = looked()
 
         row: Row = {"round": round, "loss": sum(losses) / len(losses), "clients": len(chosen)}
         for moment, (own, shared) in zip(MOMENTS, (post_local, post_broadcast), strict=True):
@@ -313,21 +301,17 @@ def lead(
             last_saved = time.monotonic()
             took = last_saved - now
         headline = row[f"acc_{protocol.headline}"]
-        report(
-            Event(
-                "train.round",
-                {"round": round, "of": training.rounds, "loss": row["loss"], "accuracy": headline},
-            )
-        )
+        progress = {"round": round, "of": training.rounds, "loss": row["loss"]}
+        report(Event("train.round", {**progress, "accuracy": headline}))
     return rows
 
 
-def _accuracies(cohort: Cohort, own: bool, shared: bool) -> tuple[Accuracy | None, Accuracy | None]:
+def _accuracies(
+    cohort: Cohort, training: Training, round: int
+) -> tuple[Accuracy | None, Accuracy | None]:
     """Accuracy on clients' own test samples and on the shared test set, where each is due."""
-    return (
-        cohort.evaluate() if own else None,
-        cohort.evaluate(shared=True) if shared else None,
-    )
+    own, shared = is_measured(training, round), measured_on_shared(training, round)
+    return cohort.evaluate() if own else None, cohort.evaluate(shared=True) if shared else None
 
 
 @dataclass(frozen=True)
@@ -342,7 +326,7 @@ class Post:
     setting: Setting
     round: int
     messages: Broadcasts
-    conduct: Conduct
+    conduct: ServerBehaviour
 
     @cached_property
     def chosen(self) -> tuple[int, ...]:
@@ -358,7 +342,7 @@ class Post:
         return self.chosen
 
     @cached_property
-    def _followed(self) -> frozenset[int]:
+    def _clients_up_to_date(self) -> frozenset[int]:
         """Clients that had the broadcast of the round before."""
         training = self.setting.training
         if self.round <= 1:
@@ -373,7 +357,7 @@ class Post:
     def honest(self) -> dict[int, Message]:
         """What each receiver would get of an honest server."""
         usual, resync = self.messages.usual, self.messages.resync
-        return {k: usual if k in self._followed else resync for k in self.receivers}
+        return {k: usual if k in self._clients_up_to_date else resync for k in self.receivers}
 
     @cached_property
     def sent(self) -> dict[int, Message]:
@@ -390,8 +374,7 @@ class Post:
         """The messages with their recipients, for the record."""
         equal = operator.is_ if self.conduct.honest else same
         groups: list[tuple[Message, list[int]]] = []
-        for k in self.receivers:
-            message = self.message(k)
+        for k, message in self.sent.items():
             who = next((who for sent, who in groups if equal(sent, message)), None)
             if who is None:
                 groups.append((message, who := []))
@@ -400,8 +383,7 @@ class Post:
 
     def deliver(self, protocol: Protocol, clients: Sequence[Client]) -> None:
         """Hand every receiver its message."""
-        for k in self.receivers:
-            message = self.message(k)
+        for k, message in self.sent.items():
             if message:
                 with on_device(clients[k], self.setting):
                     protocol.receive(clients[k], message, Task(self.setting, self.round, k))

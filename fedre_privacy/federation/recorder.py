@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict, cast
 
 from msgspec import Meta
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from fedre_privacy.core import files
 from fedre_privacy.core.artifacts import RETIRED_KINDS, Artifact
 from fedre_privacy.core.errors import DamagedInputError, MissingInputError
-from fedre_privacy.core.schema import Count, Hash, Word, check, short
+from fedre_privacy.core.typed_yaml import Count, Hash, Word, check, short
 from fedre_privacy.core.types import Broadcast, Upload
 
 SCHEMA = 1
@@ -97,19 +97,20 @@ class Recorder:
         tensors: dict[str, Tensor] = {}
         entries = []
         for number, broadcast in enumerate(broadcasts):
-            who = f"group{number}" if number else "all"
-            whom = list(broadcast.recipients)
-            head: dict[str, Any] = {"direction": "broadcast", "recipients": whom}
-            entries.append(_entry(head, who, broadcast.round, broadcast.artifacts, file, tensors))
+            who = f"broadcast/group{number}" if number else "broadcast/all"
+            parts = _described(broadcast.artifacts, who, tensors)
+            recipients = list(broadcast.recipients)
+            head = {"direction": "broadcast", "recipients": recipients, "round": broadcast.round}
+            entries.append({**head, "file": file, "artifacts": parts})
         for upload in uploads:
-            head = {"direction": "upload", "client": upload.client}
-            who = f"client{upload.client}"
+            who, several = f"upload/client{upload.client}", {}
             if upload.participants:
-                head["participants"] = list(upload.participants)
-                who = "sum"
-            entries.append(_entry(head, who, upload.round, upload.artifacts, file, tensors))
+                who, several = "upload/sum", {"participants": list(upload.participants)}
+            parts = _described(upload.artifacts, who, tensors)
+            head = {"direction": "upload", "client": upload.client, **several}
+            entries.append({**head, "round": upload.round, "file": file, "artifacts": parts})
         self._files[file] = files.write_tensors(self.folder / file, tensors)
-        self._messages += entries
+        self._messages += cast(list[Message], entries)
 
     def save(self) -> None:
         """Replace the index; it grows with the rounds, so it is not written after each of them."""
@@ -119,20 +120,16 @@ class Recorder:
         )
 
 
-def _entry(
-    head: dict[str, Any],
-    who: str,
-    round: int,
-    artifacts: tuple[Artifact, ...],
-    file: str,
-    tensors: dict[str, Tensor],
-) -> Message:
+def _described(
+    artifacts: tuple[Artifact, ...], who: str, tensors: dict[str, Tensor]
+) -> list[dict[str, Any]]:
+    """Artifacts as the index has them; their tensors are added to those of the file."""
     described = []
     for number, artifact in enumerate(artifacts):
         parts: dict[str, Any] = {}
         content = artifact.content()
         for name, tensor in artifact.tensors().items():
-            key = f"{head['direction']}/{who}/{number}/{name}"
+            key = f"{who}/{number}/{name}"
             tensors[key] = tensor
             parts[name] = {
                 "key": key,
@@ -141,7 +138,7 @@ def _entry(
                 "content": str(content[name]),
             }
         described.append({"kind": artifact.kind, "tensors": parts})
-    return {**head, "round": round, "file": file, "artifacts": described}  # type: ignore[typeddict-item]
+    return described
 
 
 def read_index(folder: Path) -> Index:

@@ -4,45 +4,36 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.blocks.augment import augmented
-from fedre_privacy.blocks.local import batches, fit, recompute_statistics
-from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, Training
+from fedre_privacy.core.artifact_schema import Content
 from fedre_privacy.core.artifacts import Artifact
-from fedre_privacy.core.contents import Content
 from fedre_privacy.core.errors import DivergedError, IncompatibleError
-from fedre_privacy.core.rng import seeded
+from fedre_privacy.core.rng import seeded_generators
 from fedre_privacy.core.types import Emission, Mixture, Upload
-from fedre_privacy.defenses.apply import Collecting, collecting, defended, received, trainer_of
+from fedre_privacy.defenses.apply import (
+    Collecting,
+    apply_defenses,
+    received_parameters,
+    represent_with_defenses,
+    trainer_of,
+)
 from fedre_privacy.defenses.base import Defense, Sending
 from fedre_privacy.models.norm import running_norms
 from fedre_privacy.models.probe import channels_last
 from fedre_privacy.protocols.base import Protocol
+from fedre_privacy.protocols.blocks.augment import augment_batch
+from fedre_privacy.protocols.blocks.local import batches, recompute_statistics, train_locally
+from fedre_privacy.protocols.blocks.state import Client, Message, Server, Setting, Task, Training
 
 Defenses = Sequence[Defense]
-
-
-class LocalTraining(TypedDict):
-    """How a client trains in a round, by SGD or as a defence does; see `blocks.local.fit`."""
-
-    epochs: int
-    batch_size: int
-    lr: Sequence[float]
-    momentum: float
-    weight_decay: float
-    change: Callable[[Tensor], Tensor]
-    rng: torch.Generator
-    clip_norm: float | None
-    steps: int | None
 
 
 def client_step(
@@ -71,35 +62,35 @@ def client_step(
     def loss(images: Tensor, labels: Tensor) -> Tensor:
         return protocol.loss(client, images, labels, message)
 
-    with seeded(training.seed, "client", client=client.id, round=task.round):
-        common: LocalTraining = {
-            "epochs": training.epochs,
-            "batch_size": training.batch_size,
-            "lr": [
-                rate * training.decay(task.round)
-                for rate in protocol.learning_rates(client, training.lr)
-            ],
-            "momentum": training.momentum,
-            "weight_decay": training.weight_decay,
-            "change": partial(augmented, training.augment, rng=task.rng("augment")),
-            "rng": task.rng("batches"),
-            "clip_norm": protocol.clip_norm,
-            "steps": protocol.local_steps,
-        }
+    with seeded_generators(training.seed, "client", client=client.id, round=task.round):
         modules, samples = protocol.modules(client), client.fitted
-        if trainer is not None:
-            common["rng"] = task.secret_rng(client, "batches")
-        if trained is not None:
-            mean_loss = trained
-        elif trainer is None:
-            shuffle = not training.reference_loader
-            mean_loss = fit(modules, loss, samples, shuffle=shuffle, **common)
+        if trainer is None:
+            train = partial(
+                train_locally, rng=task.rng("batches"), shuffle=not training.reference_loader
+            )
         else:
-            who = f"client {client.id} of protocol '{protocol.name}'"
-            noise = task.secret_rng(client, "defense training")
-            gone = {} if client.absent is None else {"absent": client.absent}
-            mean_loss = trainer.fit(
-                modules, loss, samples, who=who, noise_rng=noise, **common, **gone
+            train = partial(
+                trainer.fit,
+                rng=task.secret_rng(client, "batches"),
+                noise_rng=task.secret_rng(client, "defense training"),
+                who=f"client {client.id} of protocol '{protocol.name}'",
+                **({} if client.absent is None else {"absent": client.absent}),
+            )
+        decay = training.decay(task.round)
+        mean_loss = trained
+        if mean_loss is None:
+            mean_loss = train(
+                modules,
+                loss,
+                samples,
+                epochs=training.epochs,
+                batch_size=training.batch_size,
+                lr=[rate * decay for rate in protocol.learning_rates(client, training.lr)],
+                momentum=training.momentum,
+                weight_decay=training.weight_decay,
+                change=partial(augment_batch, training.augment, rng=task.rng("augment")),
+                clip_norm=protocol.clip_norm,
+                steps=protocol.local_steps,
             )
         if not math.isfinite(mean_loss):
             raise DivergedError(
@@ -111,42 +102,60 @@ def client_step(
             absent = client.absent
             own = samples if absent is None else samples.take(~absent[client.fitted_index])
             recompute_statistics(modules, own)
-        sent = uploaded(protocol, client, message, task, defenses)
+        sent = client_upload(protocol, client, message, task, defenses)
         for module in protocol.modules(client):  # with many clients they would double the memory
             module.zero_grad(set_to_none=True)
     return sent, mean_loss
 
 
-def uploaded(
+def client_upload(
     protocol: Protocol, client: Client, message: Message, task: Task, defenses: Defenses = ()
 ) -> tuple[Emission, ...]:
     """What a client that has been trained uploads, after its defences; see `client_step`."""
-    with collecting(client.model.extractor, defenses) as seen:
+    with represent_with_defenses(client.model.extractor, defenses) as seen:
         emissions = protocol.upload(client, task)
     origin = _took_part(protocol, client, task, defenses)
-    made = [_with_origin(e, origin) for e in emissions]
-    sent = _sent(protocol, made, task, protocol.modules(client))
-    return _defended(protocol, client, sent, task, message, defenses, seen)
+    made = [
+        replace(e, mixture=origin) if _is_trained(e.artifact) and not e.mixture else e
+        for e in emissions
+    ]
+    sent = _sent_copies(protocol, made, task, protocol.modules(client))
+    return _defended_upload(protocol, client, sent, task, message, defenses, seen)
+
+
+def order_of_batches(
+    protocol: Protocol, client: Client, task: Task, device: torch.device | None = None
+) -> Iterator[Tensor]:
+    """Sample numbers (b,) of the batches that a client sees in a round of plain training."""
+    training, count = task.setting.training, len(client.fitted)
+    shuffle, rng = not training.reference_loader, task.rng("batches")
+    drawn = batches(
+        count, training.batch_size, training.epochs, rng, shuffle=shuffle, device=device
+    )
+    return islice(drawn, protocol.local_steps)
 
 
 def _took_part(protocol: Protocol, client: Client, task: Task, defenses: Defenses) -> Mixture:
     """One row: every sample that was in a batch of this round's training, equally."""
-    training, index = task.setting.training, client.fitted_index.cpu()
-    trainer, size, epochs = trainer_of(defenses), training.batch_size, training.epochs
+    training, index, trainer = (
+        task.setting.training,
+        client.fitted_index.cpu(),
+        trainer_of(defenses),
+    )
     if trainer is None:
-        rng = task.rng("batches")
-        chosen = batches(len(index), size, epochs, rng, shuffle=not training.reference_loader)
+        chosen = order_of_batches(protocol, client, task)
     else:
-        rng = task.secret_rng(client, "batches")
-        chosen = trainer.batches(len(index), size, epochs, rng)
-    used = index[torch.cat(list(islice(chosen, protocol.local_steps))).unique()]
+        training, rng = task.setting.training, task.secret_rng(client, "batches")
+        drawn = trainer.batches(len(index), training.batch_size, training.epochs, rng)
+        chosen = islice(drawn, protocol.local_steps)
+    used = index[torch.cat(list(chosen)).unique()]
     if client.absent is not None:
         used = used[~client.absent[used]]
     share = torch.full((len(used),), 1 / max(len(used), 1))  # a Poisson sample may be empty
     return Mixture(torch.zeros_like(used), used, share, 1)
 
 
-def _defended(
+def _defended_upload(
     protocol: Protocol,
     client: Client,
     sent: tuple[Emission, ...],
@@ -158,36 +167,29 @@ def _defended(
     """What leaves the client after its defences."""
     if not defenses:
         return sent
-    training = task.setting.training
-    return tuple(
-        defended(
-            defenses,
-            emission,
-            Sending(
-                protocol=protocol.name,
-                client=task.client,
-                round=task.round,
-                rounds=training.rounds,
-                kinds=protocol.uploads,
-                class_counts=task.setting.class_counts[task.client],
-                received=received(type(emission.artifact), emission.artifact, message),
-                mixture=emission.mixture,
-                seed=task.secret(client),
-            ),
-            number=number,
-            passes=seen.passes,
+    out = []
+    for number, emission in enumerate(sent):
+        sending = Sending(
+            protocol=protocol.name,
+            client=task.client,
+            round=task.round,
+            rounds=task.setting.training.rounds,
+            kinds=protocol.uploads,
+            class_counts=task.setting.class_counts[task.client],
+            received=received_parameters(type(emission.artifact), emission.artifact, message),
+            mixture=emission.mixture,
+            seed=task.secret(client),
         )
-        for number, emission in enumerate(sent)
-    )
+        out.append(apply_defenses(defenses, emission, sending, number=number, passes=seen.passes))
+    return tuple(out)
 
 
-def _with_origin(emission: Emission, origin: Mixture) -> Emission:
+def _is_trained(artifact: Artifact) -> bool:
     """Parameters, updates and gradients were made by all samples that took part in training."""
-    trained = Content.PARAMETERS in emission.artifact.content().values()
-    return replace(emission, mixture=origin) if trained and not emission.mixture else emission
+    return Content.PARAMETERS in artifact.content().values()
 
 
-def _sent(
+def _sent_copies(
     protocol: Protocol,
     emissions: Sequence[Emission],
     task: Task,
@@ -211,7 +213,7 @@ def _sent(
             f"values that are not finite, with lr {training.lr:g}.",
             next_step=_lower(training, trained),
         )
-    return tuple(Emission(e.artifact.detached(), e.mixture) for e in emissions)
+    return tuple(Emission(e.artifact.detached_copy(), e.mixture) for e in emissions)
 
 
 def server_step(
@@ -223,7 +225,7 @@ def server_step(
         DivergedError: a value to be broadcast is not finite.
     """
     if uploads and any(upload.artifacts for upload in uploads):
-        with seeded(task.setting.training.seed, "server", round=task.round):
+        with seeded_generators(task.setting.training.seed, "server", round=task.round):
             protocol.aggregate(server, uploads, task)
     messages = next_broadcast(protocol, server)
     if not _finite((*messages.usual, *messages.resync)):
@@ -246,10 +248,10 @@ class Broadcasts:
 
 def next_broadcast(protocol: Protocol, server: Server) -> Broadcasts:
     """The messages that the server's present state stands for."""
-    usual = tuple(artifact.detached() for artifact in protocol.broadcast(server))
+    usual = tuple(artifact.detached_copy() for artifact in protocol.broadcast(server))
     if type(protocol).resync is Protocol.resync:
         return Broadcasts(usual, usual)
-    return Broadcasts(usual, tuple(a.detached() for a in protocol.resync(server)))
+    return Broadcasts(usual, tuple(a.detached_copy() for a in protocol.resync(server)))
 
 
 def first_upload(
@@ -261,11 +263,14 @@ def first_upload(
         DivergedError, IncompatibleError: as in `client_step`.
     """
     task = Task(setting, 0, client.id)
-    with on_device(client, setting), seeded(setting.training.seed, "setup", client=client.id):
-        with collecting(client.model.extractor, defenses) as seen:
+    with (
+        on_device(client, setting),
+        seeded_generators(setting.training.seed, "setup", client=client.id),
+    ):
+        with represent_with_defenses(client.model.extractor, defenses) as seen:
             made = protocol.setup_upload(client, task)
-        sent = _sent(protocol, made, task)
-        return _defended(protocol, client, sent, task, (), defenses, seen)
+        sent = _sent_copies(protocol, made, task)
+        return _defended_upload(protocol, client, sent, task, (), defenses, seen)
 
 
 def first_uploads(
@@ -289,7 +294,7 @@ def first_answer(
 ) -> Message:
     """Let the server take the first uploads, and return its answer to all clients."""
     protocol.setup_aggregate(server, uploads, Task(setting, 0))
-    return tuple(artifact.detached() for artifact in protocol.setup_broadcast(server))
+    return tuple(artifact.detached_copy() for artifact in protocol.setup_broadcast(server))
 
 
 @contextmanager

@@ -105,7 +105,9 @@ class Posts:
                     why[k] = str(reply.error.reason) if reply.has_error() else "it sent no bytes"
             lost = [k for k in failed if failed[k] >= TRIES]
             if lost or time.monotonic() > until:
-                raise _missing(lost or [k for k in orders if k not in answers], why, self.patience)
+                raise _missing_clients(
+                    lost or [k for k in orders if k not in answers], why, self.patience
+                )
             time.sleep(POLL_SECONDS)
         return answers
 
@@ -125,7 +127,7 @@ class Posts:
         return nodes
 
 
-def _missing(clients: list[int], why: Mapping[int, str], seconds: float) -> FedreError:
+def _missing_clients(clients: list[int], why: Mapping[int, str], seconds: float) -> FedreError:
     told = " ".join(f"Client {k}'s app failed: {why[k][:300]}." for k in clients if k in why)
     who = ", ".join(map(str, clients))
     return MissingInputError(

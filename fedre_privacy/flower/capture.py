@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.core.artifacts import Artifact, ModelState
-from fedre_privacy.federation.captured import Captured
+from fedre_privacy.federation.upload_writer import UploadWriter
 
 if TYPE_CHECKING:
     from flwr.app import Message, RecordDict
@@ -66,7 +66,7 @@ def capture(
         ConfigError: the folder holds something.
     """
     told = {"lr": lr, "epochs": epochs, "batch_size": batch_size}
-    stand_in: Any = Capture(grid, Captured(Path(folder), told), kind)
+    stand_in: Any = Capture(grid, UploadWriter(Path(folder), told), kind)
     captured: Grid = stand_in
     return captured
 
@@ -77,7 +77,7 @@ class Capture:
     def __init__(
         self,
         grid: Grid,
-        captured: Captured,
+        captured: UploadWriter,
         kind: Callable[[Mapping[str, Tensor]], Artifact],
     ) -> None:
         self._grid, self._captured, self._kind = grid, captured, kind
@@ -95,12 +95,12 @@ class Capture:
         """Send messages and return the replies; record both."""
         listed = list(messages)
         with self._lock:
-            round = self._outgoing(listed)
+            round = self._record_outgoing(listed)
             self._open[round] = self._open.get(round, 0) + 1
         replies = list(self._grid.send_and_receive(listed, timeout=timeout))
         with self._lock:
             for reply in replies:
-                self._incoming(reply, round)
+                self._record_incoming(reply, round)
             self._open[round] -= 1
             if not self._open[round]:
                 del self._open[round]
@@ -111,7 +111,7 @@ class Capture:
         """Send messages; record them as a round of their own."""
         listed = list(messages)
         with self._lock:
-            round = self._outgoing(listed)
+            round = self._record_outgoing(listed)
         numbers = list(self._grid.push_messages(listed))
         self._asked.update(dict.fromkeys(numbers, round))
         return numbers
@@ -123,13 +123,13 @@ class Capture:
             rounds = set()
             for reply in replies:
                 round = self._asked.get(reply.metadata.reply_to_message_id, 0)
-                self._incoming(reply, round)
+                self._record_incoming(reply, round)
                 rounds.add(round)
             for round in sorted(rounds):
                 self._captured.write(round)
         return replies
 
-    def _outgoing(self, messages: list[Message]) -> int:
+    def _record_outgoing(self, messages: list[Message]) -> int:
         """Note what is sent; return the round, 0 where nothing is trained."""
         training = [m for m in messages if _trains(m) and any(m.content.array_records.values())]
         if not training:
@@ -148,7 +148,7 @@ class Capture:
                     self._captured.said[key] = value if key == "lr" else max(1, int(value))
         return self._round
 
-    def _incoming(self, reply: Message, round: int) -> None:
+    def _record_incoming(self, reply: Message, round: int) -> None:
         """Note what a client answered."""
         if reply.has_error() or not _trains(reply):
             return

@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 
 from fedre_privacy import __version__
-from fedre_privacy.blocks.state import Client, Message, Samples, Server, Task
 from fedre_privacy.core import files
 from fedre_privacy.core.config import load_yaml
 from fedre_privacy.core.errors import (
@@ -27,11 +26,12 @@ from fedre_privacy.core.types import Emission
 from fedre_privacy.federation import checkpoint
 from fedre_privacy.federation.accuracy import count
 from fedre_privacy.federation.steps import client_step, first_upload, on_device
-from fedre_privacy.runs.preparing import prepare
-from fedre_privacy.runs.resolving import required, resolve_training
+from fedre_privacy.protocols.blocks.state import Client, Message, Samples, Server, Task
+from fedre_privacy.runs.initial_state import build_client, shared_samples
+from fedre_privacy.runs.preparation import prepare
+from fedre_privacy.runs.resolution import require_resolved, resolve_training
+from fedre_privacy.runs.run_writer import mixtures, mixtures_file
 from fedre_privacy.runs.settings import TrainSettings
-from fedre_privacy.runs.starting import build_client, shared_samples
-from fedre_privacy.runs.writing import mixtures, mixtures_file
 
 from .wire import ANSWER, FIRST, HELLO, SCHEMA, Order, Reply, order_of, pack, unpack
 
@@ -100,7 +100,7 @@ def read_settings(path: Path) -> TrainSettings:
     """
     loaded = load_yaml(path)
     problems: list[str] = []
-    settings = required(resolve_training(loaded.values, loaded.where, problems), problems)
+    settings = require_resolved(resolve_training(loaded.values, loaded.where, problems), problems)
     if settings.run_name != path.stem:
         raise ConfigError(
             f"The settings in {path} are those of the run {settings.run_name}.",
@@ -239,7 +239,7 @@ class Participation:
 
     def _save(self) -> None:
         meta = {"received": str(self.received), "trained": str(self.trained)}
-        tensors = checkpoint.gathered([self.client], Server())
+        tensors = checkpoint.checkpoint_state([self.client], Server())
         files.write_tensors(self.folder / STATE, tensors, metadata=meta)
 
     def _keep_mixtures(self, round: int, emissions: tuple[Emission, ...]) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from fedre_privacy import __version__
 from fedre_privacy.core import files
-from fedre_privacy.core.cores import end_with_parent
 from fedre_privacy.core.errors import FedreError, MissingExtraError
+from fedre_privacy.core.threads import end_with_parent
 
 INSTALL = "pip install 'fedre-privacy[flower]'"
 SERVE = "from fedre_privacy.flower import app as server\n\napp = server.app\n"

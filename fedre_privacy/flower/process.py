@@ -23,7 +23,7 @@ import torch
 
 from fedre_privacy.core.engines import BUILT_IN
 from fedre_privacy.core.errors import FedreError
-from fedre_privacy.core.lock import held
+from fedre_privacy.core.lock import lock_folder
 from fedre_privacy.core.registry import import_plugins
 from fedre_privacy.runs.device import choose_device
 
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         BUILT_IN["flower"].check()
         import_plugins(options.plugin)
         torch.set_num_threads(1)  # so that its numbers depend on no number of cores
-        with held(options.folder), tempfile.TemporaryDirectory(prefix="fedre-") as room:
+        with lock_folder(options.folder), tempfile.TemporaryDirectory(prefix="fedre-") as room:
             worker = Worker(options.folder, options.client, choose_device(options.device))
             address = str(Path(room) / "client")
             with Listener(address, family="AF_UNIX") as listener:

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from fedre_privacy import __version__
-from fedre_privacy.blocks.state import Message, Setting
 from fedre_privacy.core import files
-from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.errors import FedreError, IncompatibleError
 from fedre_privacy.core.events import Report
+from fedre_privacy.core.threads import single_threaded
 from fedre_privacy.core.types import Upload
 from fedre_privacy.defenses.base import Defense
 from fedre_privacy.federation import accuracy, loop
@@ -25,10 +24,11 @@ from fedre_privacy.federation.loop import Cohort, Post, Row, Sent
 from fedre_privacy.federation.recorder import Recorder, read_messages
 from fedre_privacy.federation.steps import begins_with_uploads
 from fedre_privacy.models.families import architecture_of, representation_dim
+from fedre_privacy.protocols.blocks.state import Message, Setting
+from fedre_privacy.runs.initial_state import begin_server
+from fedre_privacy.runs.run_writer import CHECKPOINTS, UPLOADS, mixtures_file, models_file
 from fedre_privacy.runs.settings import TrainSettings
-from fedre_privacy.runs.starting import begin_server
 from fedre_privacy.runs.training import Work
-from fedre_privacy.runs.writing import CHECKPOINTS, UPLOADS, mixtures_file, models_file
 
 from .client import ACCEPTED, kept_model
 from .wire import ANSWER, FIRST, HELLO, SCHEMA, WORK, Order, Reply, pack, reply_of, unpack
@@ -37,14 +37,14 @@ Ask = Callable[[Mapping[int, bytes]], Mapping[int, bytes]]
 """Sends each client a message and returns what they answer; see `app.Posts`."""
 
 
-class Facts(TypedDict):
+class DataFacts(TypedDict):
     """What a server has to be told of the data: the size of images, the number of classes."""
 
     image_shape: tuple[int, int, int]
     num_classes: int
 
 
-def refused(settings: TrainSettings) -> list[str]:
+def refusal_reason(settings: TrainSettings) -> list[str]:
     """Why a training cannot have its clients elsewhere."""
     summing = [d.name for d in settings.defense if type(d).seen is not Defense.seen]
     problems = [
@@ -70,7 +70,7 @@ def refused(settings: TrainSettings) -> list[str]:
 
 def serve(
     settings: TrainSettings,
-    facts: Facts,
+    facts: DataFacts,
     folder: Path,
     ask: Ask,
     *,
@@ -98,7 +98,7 @@ def serve(
     with single_threaded(setting.device):  # as in one process
         loop.lead(
             settings.protocol,
-            Elsewhere(settings, setting, ask),
+            RemoteCohort(settings, setting, ask),
             begin_server(settings, setting),
             setting,
             recorder=Recorder(folder / UPLOADS),
@@ -114,7 +114,7 @@ def serve_work(work: Work, ask: Ask) -> None:
     """Lead the training of a run whose clients are elsewhere."""
     setting = work.prepared.setting
     serve(
-        work.settings, Facts(image_shape=setting.image_shape, num_classes=setting.num_classes),
+        work.settings, DataFacts(image_shape=setting.image_shape, num_classes=setting.num_classes),
         work.folder, ask, resume=work.resume, report=work.report, on_row=work.on_row,
     )  # fmt: skip
 
@@ -130,7 +130,7 @@ def with_clients(work: Work, places: Sequence[Path], lead: Callable[[], None]) -
         FedreError: what the training ended with, or a client that kept no model.
     """
     settings, record = work.settings, work.prepared.record
-    if problems := refused(settings):
+    if problems := refusal_reason(settings):
         raise IncompatibleError(*problems)
     own = [place / settings.run_name for place in places]
     for place, folder in zip(places, own, strict=True):
@@ -141,12 +141,12 @@ def with_clients(work: Work, places: Sequence[Path], lead: Callable[[], None]) -
     if settings.record.truth:
         for round in range(1, settings.train.rounds + 1):
             if record.keeps(round, settings.train.rounds):
-                _bring(round, own, work.folder)
+                _copy_truth(round, own, work.folder)
     for folder in own:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _bring(round: int, clients: Sequence[Path], folder: Path) -> None:
+def _copy_truth(round: int, clients: Sequence[Path], folder: Path) -> None:
     """Put clients' models and the samples behind their uploads where a run keeps them."""
     models: dict[str, Tensor] = {}
     samples: dict[str, Tensor] = {}
@@ -160,7 +160,7 @@ def _bring(round: int, clients: Sequence[Path], folder: Path) -> None:
         files.write_tensors(mixtures_file(folder, round), samples)
 
 
-class Elsewhere(Cohort):
+class RemoteCohort(Cohort):
     """Clients in processes of their own, reached by messages.
 
     A broadcast is sent with the next thing that its receiver is asked for.
@@ -213,7 +213,7 @@ class Elsewhere(Cohort):
 
     def train(self, post: Post) -> Sent:
         self.receive(post)  # again, after a resume
-        test = accuracy.measured(self.setting.training, post.round)
+        test = accuracy.is_measured(self.setting.training, post.round)
         shared = accuracy.measured_on_shared(self.setting.training, post.round)
         orders = {}
         for k in post.chosen:

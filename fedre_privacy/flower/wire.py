@@ -14,11 +14,11 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from fedre_privacy.blocks.state import Message
 from fedre_privacy.core import errors
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.errors import DamagedInputError, FedreError
-from fedre_privacy.core.schema import check, parse_json
+from fedre_privacy.core.typed_yaml import check, parse_json
+from fedre_privacy.protocols.blocks.state import Message
 
 SCHEMA = 2
 HELLO, FIRST, ANSWER, WORK = "hello", "first", "answer", "work"

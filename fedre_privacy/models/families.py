@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..core.config import knob, knobs
-from ..core.errors import ConfigError, unknown
+from ..core.errors import ConfigError, unknown_name
 from .mapping import MAPPINGS, build_mapping
 from .norm import NORMS, with_norm
 from .probe import give_copy, needs_copy
@@ -77,7 +77,9 @@ def members_of(name: str) -> tuple[str, ...]:
     names = tuple(part.strip() for part in name.split(","))
     usable = [entry.name for entry in architectures.entries()]
     problems = [
-        unknown("architecture", part, [*usable, *FAMILIES]) for part in names if part not in usable
+        unknown_name("architecture", part, [*usable, *FAMILIES])
+        for part in names
+        if part not in usable
     ]
     if problems:
         raise ConfigError(*problems)
@@ -258,11 +260,11 @@ def build_model(
         norm=settings.norm,
     )
     if settings.weights == "kaiming":
-        model.apply(_kaiming)
+        model.apply(_kaiming_init)
     return model
 
 
-def _kaiming(module: nn.Module) -> None:
+def _kaiming_init(module: nn.Module) -> None:
     """Draw the weights of a layer anew; He et al., Delving deep into rectifiers, ICCV 2015."""
     if isinstance(module, nn.Conv2d | nn.Linear):
         nn.init.kaiming_normal_(module.weight, nonlinearity="relu")

@@ -9,7 +9,7 @@ from torch import nn
 
 
 @dataclass(frozen=True, eq=False)
-class Hidden:
+class HiddenLayer:
     """A linear layer with bias that a ReLU follows.
 
     Args:
@@ -23,7 +23,7 @@ class Hidden:
     after: tuple[tuple[str, nn.Module], ...]
 
 
-def first_hidden(model: nn.Module) -> Hidden | str:
+def first_hidden(model: nn.Module) -> HiddenLayer | str:
     """The first linear layer of a model's extractor, or why it is no hidden layer, in words."""
     layers = list(_in_a_row(getattr(model, "extractor", model), "extractor"))
     first = next((i for i, (_, one) in enumerate(layers) if isinstance(one, nn.Linear)), None)
@@ -36,7 +36,7 @@ def first_hidden(model: nn.Module) -> Hidden | str:
     if not behind or not isinstance(behind[0][1], nn.ReLU):
         return f"has no ReLU behind layer '{name}'"
     before = nn.Sequential(*(one for _, one in layers[:first]))
-    return Hidden(name, layer, before, tuple(behind[1:]))
+    return HiddenLayer(name, layer, before, tuple(behind[1:]))
 
 
 def _in_a_row(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:

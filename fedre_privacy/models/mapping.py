@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ..core.errors import ConfigError, unknown
+from ..core.errors import ConfigError, unknown_name
 
 
 class _Windows(nn.Module):
@@ -81,5 +81,5 @@ def build_mapping(name: str, native: int, dim: int) -> nn.Module:
         ConfigError: unknown name.
     """
     if name not in MAPPINGS:
-        raise ConfigError(unknown("mapping", name, list(MAPPINGS)))
+        raise ConfigError(unknown_name("mapping", name, list(MAPPINGS)))
     return MAPPINGS[name](native, dim)

@@ -83,7 +83,12 @@ def needs_copy(module: nn.Module, image_shape: Shape) -> bool:
             return True
         try:
             moved = copy.deepcopy(module).eval().to(memory_format=torch.channels_last)
-            return not all(_alike(moved(laid), wanted) for laid in _layouts(images))
+            layouts = [  # as attacks hand images over: one by one, channels last, pixel by pixel
+                images.clone(),
+                images.clone(memory_format=torch.channels_last),
+                images.permute(2, 3, 0, 1).contiguous().permute(2, 3, 0, 1),
+            ]
+            return not all(_alike(moved(laid), wanted) for laid in layouts)
         except Exception:
             return True
 
@@ -129,14 +134,14 @@ def without_gradient(module: nn.Module, image_shape: Shape, *, twice: bool = Fal
                 (back,) = torch.autograd.grad(made, images, weight, create_graph=True)
                 torch.autograd.grad(back.sum(), weight, allow_unused=True)
     except RuntimeError as error:
-        return told(error)
+        return module_error(error)
     responds = not torch.equal(made[0], made[1])
     if responds and (images.grad is None or not bool(images.grad.any())):
         return "it is zero everywhere (the images are detached, rounded or compared on their way)"
     return ""
 
 
-def told(error: BaseException) -> str:
+def module_error(error: BaseException) -> str:
     """What an error says, in a line, and the line of a user's module that it came from."""
     said = " ".join(str(error).split()) or type(error).__name__
     said = said if len(said) <= 200 else f"{said[:200]} ..."
@@ -180,13 +185,6 @@ def logit_layer(module: nn.Module, image_shape: Shape, classes: int) -> str | No
         if not float(rest.norm()) > APART * float(slope.norm()):
             return name
     return None if slopes else next(reversed(own), None)
-
-
-def _layouts(images: Tensor) -> Iterator[Tensor]:
-    """Images as attacks hand them over: one by one, channels last, and pixel by pixel."""
-    yield images.clone()
-    yield images.clone(memory_format=torch.channels_last)
-    yield images.permute(2, 3, 0, 1).contiguous().permute(2, 3, 0, 1)
 
 
 def _alike(one: Any, other: Any, apart: float = APART) -> bool:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.core.errors import ConfigError, IncompatibleError, MissingExtraError
-from fedre_privacy.federation.captured import KINDS, Captured, digest_of
+from fedre_privacy.federation.upload_writer import KINDS, UploadWriter, digest_of
 
 try:
     from nvflare.apis.dxo import DXO, DataKind, from_shareable
@@ -47,7 +47,7 @@ class _Notes:
     """What the filters of one folder share: NVFLARE makes one for each chain of a job."""
 
     def __init__(self, folder: Path) -> None:
-        self.captured = Captured(folder, {})
+        self.captured = UploadWriter(folder, {})
         self.lock = threading.Lock()
         self.round = 0
         """The latest; the first is 1."""
@@ -168,11 +168,11 @@ class Capture(Filter):  # type: ignore[misc]
         if not parts:
             return
         if context.get_prop(FLContextKey.FILTER_DIRECTION) == FilterKey.OUT:
-            self._sent(message, context, name, number, parts)
+            self._record_sent(message, context, name, number, parts)
         else:
-            self._received(name, number, parts)
+            self._record_received(name, number, parts)
 
-    def _sent(
+    def _record_sent(
         self, message: Shareable, context: FLContext, name: str, number: str, parts: Parts
     ) -> None:
         notes, captured = self._notes, self._notes.captured
@@ -180,7 +180,7 @@ class Capture(Filter):  # type: ignore[misc]
             known = [str(client.name) for client in context.get_engine().get_clients()]
             captured.number(sorted(known, key=_natural))
         captured.number([name])
-        tensors = _named(parts)
+        tensors = _named_arrays(parts)
         if not tensors:
             raise IncompatibleError("What was sent holds no plain arrays.")
         digest = digest_of(tensors)
@@ -208,7 +208,7 @@ class Capture(Filter):  # type: ignore[misc]
         notes.tasks[number] = round
         notes.unwritten.add(round)
 
-    def _received(self, name: str, number: str, parts: Parts) -> None:
+    def _record_received(self, name: str, number: str, parts: Parts) -> None:
         notes, captured = self._notes, self._notes.captured
         round = notes.tasks.get(number, 0)
         before = captured.sent(round, name)
@@ -216,7 +216,7 @@ class Capture(Filter):  # type: ignore[misc]
             raise IncompatibleError(
                 f"The answer of {name} is late, or the filter is not among the task-data filters."
             )
-        tensors = {key: value.clone() for key, value in _named(parts).items()}
+        tensors = {key: value.clone() for key, value in _named_arrays(parts).items()}
         kinds = {part.data_kind for _, part in parts}
         if self.kind == "model" and DataKind.WEIGHT_DIFF in kinds:
             if len(kinds) > 1 or not tensors.keys() <= before.keys():
@@ -249,7 +249,7 @@ def _models(part: DXO, name: str = "") -> Iterator[tuple[str, DXO]]:
         yield name, part
 
 
-def _named(parts: Parts) -> dict[str, Tensor]:
+def _named_arrays(parts: Parts) -> dict[str, Tensor]:
     """Arrays by name, on the CPU, in the same memory if they are there; what is none is left out.
 
     Where there are several parts, names begin with those of the parts.

@@ -1,5 +1,5 @@
 """Who holds which images: partitions of a data set over clients, one scheme per file."""
 
-from .base import Partition, Split, partitions, split
+from .base import ClientSplit, Partition, partitions, split_clients
 
-__all__ = ["Partition", "Split", "partitions", "split"]
+__all__ = ["Partition", "ClientSplit", "partitions", "split_clients"]

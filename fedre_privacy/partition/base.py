@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, ClassVar
@@ -54,13 +54,13 @@ class Partition(ABC):
         Args:
             labels: class of each sample (N,), values >= 0.
             num_clients: K >= 1, at most N.
-            random: NumPy's legacy generator; the stream that `split` goes on with.
+            random: NumPy's legacy generator; the stream that `split_clients` goes on with.
 
         Raises:
             IncompatibleError: these labels cannot be shared out in this way.
         """
 
-    def cut(
+    def split_client(
         self, own: IntArray, labels: IntArray, train_ratio: float, random: np.random.RandomState
     ) -> tuple[IntArray, IntArray]:
         """Split a client's samples into training and test, in that order.
@@ -81,7 +81,7 @@ class Partition(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
+class ClientSplit:
     """Indices of the training and of the test samples of each client.
 
     Args:
@@ -110,13 +110,13 @@ def _sha256(parts: Sequence[IntArray]) -> str:
     return hashlib.sha256(np.concatenate(parts).astype("<i8").tobytes()).hexdigest()[:16]
 
 
-def split(
+def split_clients(
     scheme: Partition,
     labels: npt.NDArray[Any],
     num_clients: int,
     seed: int | Sequence[int],
     train_ratio: float = 0.75,
-) -> Split:
+) -> ClientSplit:
     """Share samples out to clients, then split each client's share into training and test.
 
     One legacy NumPy generator serves both, so that seed 0 gives the published partitions index
@@ -143,10 +143,16 @@ def split(
     _check_shares(scheme, shares, labels, num_clients, train_ratio)
     train, test = [], []
     for own in shares:
-        kept, tested = scheme.cut(own, labels, train_ratio, random)
+        kept, tested = scheme.split_client(own, labels, train_ratio, random)
         train.append(kept)
         test.append(tested)
-    return Split(tuple(scheme.thin(train, labels)), tuple(test))
+    return ClientSplit(tuple(scheme.thin(train, labels)), tuple(test))
+
+
+def nearest_numbers(works: Callable[[int], bool], num_classes: int, asked: int) -> list[int]:
+    """The numbers of classes a client next below and above the one asked for that would work."""
+    fit = [number for number in range(1, num_classes + 1) if works(number)]
+    return [n for n in fit if n < asked][-1:] + [n for n in fit if n > asked][:1]
 
 
 def _num_train(count: int, train_ratio: float) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..core.config import knob
 from ..core.errors import IncompatibleError
-from .base import IntArray, Partition, partitions
+from .base import IntArray, Partition, nearest_numbers, partitions
 
 
 @partitions.register("classes")
@@ -74,11 +74,11 @@ class Classes(Partition):
                 share.append(pieces[drawn][free[drawn]])
         return [np.concatenate(own) for own in shares]
 
-    def cut(
+    def split_client(
         self, own: IntArray, labels: IntArray, train_ratio: float, random: np.random.RandomState
     ) -> tuple[IntArray, IntArray]:
         if not self.validation:
-            return super().cut(own, labels, train_ratio, random)
+            return super().split_client(own, labels, train_ratio, random)
         train, test = [], []
         for label in np.unique(labels[own]):
             some = random.permutation(own[labels[own] == label])
@@ -99,14 +99,10 @@ class Classes(Partition):
             problem = f"{total} slots cannot be shared equally by {num_classes} classes"
         else:
             return total // num_classes
-        works = [
-            number
-            for number in range(1, num_classes + 1)
-            if number * num_clients % num_classes == 0
-        ]
-        below = [number for number in works if number < self.classes][-1:]
-        above = [number for number in works if number > self.classes][:1]
-        options = [f"classes:{number}" for number in below + above]
+        works = nearest_numbers(
+            lambda number: number * num_clients % num_classes == 0, num_classes, self.classes
+        )
+        options = [f"classes:{number}" for number in works]
         if self.classes <= num_classes:
             options.append(
                 f"{num_classes // gcd(num_classes, self.classes)} clients, or a multiple of that"

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..core.config import knob
 from ..core.errors import IncompatibleError
-from .base import IntArray, Partition, partitions
+from .base import IntArray, Partition, nearest_numbers, partitions
 from .pra import published_minimum
 
 
@@ -73,14 +73,12 @@ class PAT(Partition):
             problem = f"nobody would get class {', '.join(orphans)}"
         else:
             return holders
-        works = [
-            number
-            for number in range(1, num_classes + 1)
-            if all(_holders(num_classes, num_clients, number))
-        ]
-        below = [number for number in works if number < self.classes][-1:]
-        above = [number for number in works if number > self.classes][:1]
-        options = [f"pat:{number}" for number in below + above] + ["another number of clients"]
+        works = nearest_numbers(
+            lambda number: all(_holders(num_classes, num_clients, number)),
+            num_classes,
+            self.classes,
+        )
+        options = [f"pat:{number}" for number in works] + ["another number of clients"]
         raise IncompatibleError(
             f"Partition 'pat' with {self.classes} classes for each of {num_clients} clients: "
             f"{problem}.",

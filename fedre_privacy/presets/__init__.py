@@ -16,8 +16,9 @@ from typing import Any
 
 import yaml
 
+from fedre_privacy.core.nested_values import merge
+
 from ..core.errors import ConfigError
-from ..core.merging import merge
 
 HERE = Path(__file__).parent
 

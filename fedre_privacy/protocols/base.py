@@ -13,8 +13,6 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task
-from fedre_privacy.blocks.traffic import Exchange, Sizes
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.channels import NOTHING, Channel
 from fedre_privacy.core.registry import Registry
@@ -22,6 +20,8 @@ from fedre_privacy.core.types import Emission, Upload
 from fedre_privacy.entanglement.base import Entanglement
 from fedre_privacy.entanglement.diagnostics import WeightMatrix
 from fedre_privacy.models.families import ModelSettings
+from fedre_privacy.protocols.blocks.state import Client, Message, Server, Setting, Task
+from fedre_privacy.protocols.blocks.traffic import Exchange, Sizes
 
 protocols: Registry[Protocol] = Registry(
     "protocol", "fedre_privacy.protocols", see="fedre-attack list"

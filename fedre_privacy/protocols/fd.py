@@ -9,14 +9,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedre_privacy.blocks.local import outputs_of
-from fedre_privacy.blocks.prototypes import class_means
-from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, only
-from fedre_privacy.blocks.traffic import Count, Exchange, Sizes, labelled
 from fedre_privacy.core.artifacts import ClassLogits, Counts, Prototypes
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import Emission, Upload
+from fedre_privacy.protocols.blocks.local import outputs_of
+from fedre_privacy.protocols.blocks.prototypes import class_means
+from fedre_privacy.protocols.blocks.state import (
+    Client,
+    Message,
+    Server,
+    Setting,
+    Task,
+    only_artifact,
+)
+from fedre_privacy.protocols.blocks.traffic import Count, Exchange, Sizes, labelled_rows
 
 from .base import Protocol, protocols
 
@@ -46,10 +53,10 @@ class FD(Protocol):
 
     def traffic(self, sizes: Sizes) -> Exchange:
         rows = sizes.clients * sizes.seen
-        means = labelled(rows, sizes.classes)
+        means = labelled_rows(rows, sizes.classes)
         extra = 2 * rows if self.target == "others" else 0  # contributors, and rounds of refreshing
         down = Count(means.paper, means.floats, means.integers + extra)
-        return Exchange(labelled(sizes.pairs, sizes.classes), down)
+        return Exchange(labelled_rows(sizes.pairs, sizes.classes), down)
 
     def start_server(self, setting: Setting) -> Server:
         size = setting.num_classes
@@ -69,13 +76,13 @@ class FD(Protocol):
         return (table, Counts(torch.stack([counts, server.tensors["refreshed"]])[:, labels]))
 
     def receive(self, client: Client, message: Message, task: Task) -> None:
-        sent, setting = only(message, ClassLogits), task.setting
+        sent, setting = only_artifact(message, ClassLogits), task.setting
         table = torch.zeros(setting.num_classes, setting.num_classes)
         usable = torch.zeros(setting.num_classes, dtype=torch.bool)
         table[sent.labels], usable[sent.labels] = sent.outputs, True
         if self.target == "others" and "mine" in client.tensors:
             counts, refreshed = torch.zeros(2, setting.num_classes, dtype=torch.int64)
-            told = only(message, Counts).values
+            told = only_artifact(message, Counts).values
             if told.shape != (2, len(sent.labels)):
                 raise IncompatibleError(
                     f"The server sent outputs of {len(sent.labels)} classes and counts of shape "
@@ -102,12 +109,12 @@ class FD(Protocol):
 
     def upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
         classes = task.setting.num_classes
-        samples = client.collected(task.setting.training)
+        samples = client.upload_samples(task.setting.training)
         outputs = outputs_of(client.model, samples)
         if self.target == "others":
             outputs = outputs.softmax(1)
         made = class_means(outputs, samples.labels, classes)
-        table = only((made.artifact,), Prototypes)
+        table = only_artifact((made.artifact,), Prototypes)
         means, present = table.means, table.labels
         mine = outputs.new_zeros((classes, classes))
         sent_in = torch.full((classes,), -1, device=outputs.device)
@@ -116,7 +123,7 @@ class FD(Protocol):
         return (Emission(ClassLogits(means, present), made.mixture),)
 
     def aggregate(self, server: Server, uploads: Sequence[Upload], task: Task) -> None:
-        sent = [only(upload.artifacts, ClassLogits) for upload in uploads]
+        sent = [only_artifact(upload.artifacts, ClassLogits) for upload in uploads]
         outputs, labels = torch.cat([s.outputs for s in sent]), torch.cat([s.labels for s in sent])
         counts = torch.bincount(labels, minlength=task.setting.num_classes)
         sums = torch.zeros_like(server.tensors["outputs"]).index_add_(0, labels, outputs)

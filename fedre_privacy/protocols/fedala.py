@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fedre_privacy.blocks import whole_model
-from fedre_privacy.blocks.averaging import load_state
-from fedre_privacy.blocks.state import Client, Message, Task, only
-from fedre_privacy.blocks.traffic import Exchange, Sizes, averaged
 from fedre_privacy.core.artifacts import Counts, ModelState
 from fedre_privacy.core.config import knob
 from fedre_privacy.models.split import parameters_of
+from fedre_privacy.protocols.blocks import whole_model
+from fedre_privacy.protocols.blocks.averaging import load_state
+from fedre_privacy.protocols.blocks.state import Client, Message, Task, only_artifact
+from fedre_privacy.protocols.blocks.traffic import Exchange, Sizes, averaged_parameters
 
 from .base import Protocol, protocols
 
@@ -61,10 +61,10 @@ class FedALA(Protocol):
     aggregate = whole_model.aggregate
 
     def traffic(self, sizes: Sizes) -> Exchange:
-        return averaged(sizes, sizes.model)
+        return averaged_parameters(sizes, sizes.model)
 
     def receive(self, client: Client, message: Message, task: Task) -> None:
-        sent = only(message, ModelState).params
+        sent = only_artifact(message, ModelState).params
         device = task.setting.device
         theta = {name: value.to(device) for name, value in sent.items()}
         own = parameters_of(client.model)

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
-from fedre_privacy.blocks import shared_head
-from fedre_privacy.blocks.local import represent
-from fedre_privacy.blocks.shared_head import HeadTraining
-from fedre_privacy.blocks.state import Client, Task
-from fedre_privacy.blocks.traffic import Exchange, Sizes, head_down, labelled
 from fedre_privacy.core.artifacts import HeadState, Representations
 from fedre_privacy.core.config import section
 from fedre_privacy.core.types import Emission, Mixture
+from fedre_privacy.protocols.blocks import shared_head
+from fedre_privacy.protocols.blocks.local import represent
+from fedre_privacy.protocols.blocks.shared_head import HeadTraining
+from fedre_privacy.protocols.blocks.state import Client, Task
+from fedre_privacy.protocols.blocks.traffic import Exchange, Sizes, head_down, labelled_rows
 
 from .base import Protocol, protocols
 
@@ -46,10 +46,10 @@ class FedAllRep(Protocol):
     aggregate = shared_head.aggregate
 
     def traffic(self, sizes: Sizes) -> Exchange:
-        return Exchange(labelled(sizes.samples, sizes.dim), head_down(sizes))
+        return Exchange(labelled_rows(sizes.samples, sizes.dim), head_down(sizes))
 
     def upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
-        samples = client.collected(task.setting.training)
+        samples = client.upload_samples(task.setting.training)
         reps = represent(client.model.extractor, samples)
         index = torch.arange(len(reps))
         mixture = Mixture(index, index, torch.ones(len(reps)), num_rows=len(reps))

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedre_privacy.blocks import small_model, whole_model
-from fedre_privacy.blocks.local import outputs_of
-from fedre_privacy.blocks.mutual import kl
-from fedre_privacy.blocks.state import Client, Message, Setting, Task
-from fedre_privacy.blocks.traffic import Exchange, Sizes, averaged
 from fedre_privacy.core.artifacts import SmallModelState
 from fedre_privacy.core.config import knob, section
 from fedre_privacy.core.rng import stream
 from fedre_privacy.models.families import ModelSettings
+from fedre_privacy.protocols.blocks import small_model, whole_model
+from fedre_privacy.protocols.blocks.local import outputs_of
+from fedre_privacy.protocols.blocks.small_model import kl
+from fedre_privacy.protocols.blocks.state import Client, Message, Setting, Task
+from fedre_privacy.protocols.blocks.traffic import Exchange, Sizes, averaged_parameters
 
 from .base import Protocol, protocols
 
@@ -55,7 +55,7 @@ class FedAPEN(Protocol):
     aggregate = small_model.aggregate
 
     def traffic(self, sizes: Sizes) -> Exchange:
-        return averaged(sizes, sizes.small, counted=False)
+        return averaged_parameters(sizes, sizes.small, counted=False)
 
     def start_client(self, client: Client, setting: Setting) -> None:
         small_model.start_client(self, client, setting)

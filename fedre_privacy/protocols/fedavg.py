@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedre_privacy.blocks import whole_model
-from fedre_privacy.blocks.traffic import Exchange, Sizes, averaged
 from fedre_privacy.core.artifacts import Counts, ModelState
 from fedre_privacy.core.config import knob
+from fedre_privacy.protocols.blocks import whole_model
+from fedre_privacy.protocols.blocks.traffic import Exchange, Sizes, averaged_parameters
 
 from .base import Protocol, protocols
 
@@ -43,4 +43,4 @@ class FedAvg(Protocol):
     aggregate = whole_model.aggregate
 
     def traffic(self, sizes: Sizes) -> Exchange:
-        return averaged(sizes, sizes.model)
+        return averaged_parameters(sizes, sizes.model)

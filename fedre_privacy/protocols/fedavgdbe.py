@@ -9,22 +9,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedre_privacy.blocks import whole_model
-from fedre_privacy.blocks.local import fit
-from fedre_privacy.blocks.state import (
+from fedre_privacy.core.artifacts import Counts, ModelState, RepStatistic
+from fedre_privacy.core.config import knob
+from fedre_privacy.core.rng import seeded_generators
+from fedre_privacy.core.types import Emission, Upload
+from fedre_privacy.protocols.blocks import whole_model
+from fedre_privacy.protocols.blocks.local import train_locally
+from fedre_privacy.protocols.blocks.state import (
     SERVER_STATE,
     Client,
     Message,
     Server,
     Setting,
     Task,
-    only,
+    only_artifact,
 )
-from fedre_privacy.blocks.traffic import Count, Exchange, Sizes, floats
-from fedre_privacy.core.artifacts import Counts, ModelState, RepStatistic
-from fedre_privacy.core.config import knob
-from fedre_privacy.core.rng import seeded
-from fedre_privacy.core.types import Emission, Upload
+from fedre_privacy.protocols.blocks.traffic import Count, Exchange, Sizes, floats
 
 from .base import Protocol, protocols
 
@@ -78,7 +78,7 @@ class FedAvgDBE(Protocol):
 
     def start_client(self, client: Client, setting: Setting) -> None:
         # the consensus is formed before the first broadcast, from the model that will be in it
-        with seeded(setting.training.seed, SERVER_STATE):
+        with seeded_generators(setting.training.seed, SERVER_STATE):
             common = self.start_server(setting).modules["model"]
         client.model.load_state_dict(common.state_dict())
         client.memory["shift"] = Shift(client.model.dim).to(setting.device)
@@ -93,7 +93,7 @@ class FedAvgDBE(Protocol):
             self._track(client, reps)
             return F.cross_entropy(client.model.head(reps), labels)
 
-        fit(
+        train_locally(
             [client.model],
             loss,
             client.train,
@@ -112,14 +112,16 @@ class FedAvgDBE(Protocol):
     def setup_aggregate(self, server: Server, uploads: Sequence[Upload], task: Task) -> None:
         whole_model.setup_aggregate(self, server, uploads, task)
         share = whole_model.shares(server, uploads)
-        means = torch.stack([only(upload.artifacts, RepStatistic).mean for upload in uploads])
+        means = torch.stack(
+            [only_artifact(upload.artifacts, RepStatistic).mean for upload in uploads]
+        )
         server.tensors["consensus"] = ((share / share.sum()) @ means.double()).float()
 
     def setup_broadcast(self, server: Server) -> Message:
         return (RepStatistic(server.tensors["consensus"]),)
 
     def setup_receive(self, client: Client, message: Message, task: Task) -> None:
-        sent = only(message, RepStatistic).mean
+        sent = only_artifact(message, RepStatistic).mean
         client.tensors["consensus"] = sent.to(task.setting.device, copy=True)
 
     def receive(self, client: Client, message: Message, task: Task) -> None:

@@ -10,15 +10,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedre_privacy.blocks import shared_head, whole_model
-from fedre_privacy.blocks.averaging import weighted_mean
-from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, only
-from fedre_privacy.blocks.traffic import Count, Exchange, Sizes, floats
 from fedre_privacy.core.artifacts import Counts, GeneratorState, HeadState, ModelState
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.optimisers import Adam
 from fedre_privacy.core.types import Emission, Upload
 from fedre_privacy.models.split import load_parameters, parameters_of
+from fedre_privacy.protocols.blocks import shared_head, whole_model
+from fedre_privacy.protocols.blocks.averaging import weighted_mean
+from fedre_privacy.protocols.blocks.state import (
+    Client,
+    Message,
+    Server,
+    Setting,
+    Task,
+    only_artifact,
+)
+from fedre_privacy.protocols.blocks.traffic import Count, Exchange, Sizes, floats
 
 from .base import Protocol, protocols
 
@@ -86,16 +93,16 @@ class FedGen(Protocol):
             self.declare(ModelState, Counts)
 
     @property
-    def _shared(self) -> Any:
+    def _shared_hooks(self) -> Any:
         """The hooks of what is averaged."""
         return whole_model if self.average == "model" else shared_head
 
     def check(self, setting: Setting) -> list[str]:
-        problems: list[str] = self._shared.check(self, setting)
+        problems: list[str] = self._shared_hooks.check(self, setting)
         return problems
 
     def start_server(self, setting: Setting) -> Server:
-        server: Server = self._shared.start_server(self, setting)
+        server: Server = self._shared_hooks.start_server(self, setting)
         server.modules["generator"] = self._generator(setting)
         return server
 
@@ -107,27 +114,27 @@ class FedGen(Protocol):
         return made.to(setting.device)
 
     def setup_upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
-        labels = client.collected(task.setting.training).labels
+        labels = client.upload_samples(task.setting.training).labels
         counts = torch.bincount(labels, minlength=task.setting.num_classes)
         return (Emission(Counts(counts)),)
 
     def setup_aggregate(self, server: Server, uploads: Sequence[Upload], task: Task) -> None:
-        table = torch.stack([only(upload.artifacts, Counts).values for upload in uploads])
+        table = torch.stack([only_artifact(upload.artifacts, Counts).values for upload in uploads])
         server.tensors |= {"counts": table.sum(1), "classes": table.sum(0)}
 
     def setup_broadcast(self, server: Server) -> Message:
         return (Counts(server.tensors["classes"]),)
 
     def setup_receive(self, client: Client, message: Message, task: Task) -> None:
-        client.tensors["classes"] = only(message, Counts).values.float()
+        client.tensors["classes"] = only_artifact(message, Counts).values.float()
 
     def broadcast(self, server: Server) -> Message:
         generator = GeneratorState(parameters_of(server.modules["generator"]))
-        return (*self._shared.broadcast(self, server), generator)
+        return (*self._shared_hooks.broadcast(self, server), generator)
 
     def receive(self, client: Client, message: Message, task: Task) -> None:
-        self._shared.receive(self, client, message, task)
-        load_parameters(client.memory["generator"], only(message, GeneratorState).params)
+        self._shared_hooks.receive(self, client, message, task)
+        load_parameters(client.memory["generator"], only_artifact(message, GeneratorState).params)
 
     def loss(self, client: Client, images: Tensor, labels: Tensor, message: Message) -> Tensor:
         loss = F.cross_entropy(client.model(images), labels)
@@ -154,15 +161,14 @@ class FedGen(Protocol):
         return generator(noise.to(device), labels), labels
 
     def upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
-        if self.average == "model":
-            return whole_model.upload(self, client, task)
-        return (Emission(HeadState(parameters_of(client.model.head))),)
+        sent: tuple[Emission, ...] = self._shared_hooks.upload(self, client, task)
+        return sent
 
     def aggregate(self, server: Server, uploads: Sequence[Upload], task: Task) -> None:
         whole = self.average == "model"
         kind: type[ModelState | HeadState] = ModelState if whole else HeadState
         prefix = "head." if whole else ""
-        states = [only(upload.artifacts, kind).params for upload in uploads]
+        states = [only_artifact(upload.artifacts, kind).params for upload in uploads]
         share = whole_model.shares(server, uploads)
         device, generator = task.setting.device, server.modules["generator"]
         weights = torch.stack([state[f"{prefix}weight"] for state in states]).to(device)

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedre_privacy.blocks import shared_head
-from fedre_privacy.blocks.local import represent
-from fedre_privacy.blocks.prototypes import class_means
-from fedre_privacy.blocks.shared_head import HeadTraining
-from fedre_privacy.blocks.state import Client, Task
-from fedre_privacy.blocks.traffic import Exchange, Sizes, head_down, labelled
 from fedre_privacy.core.artifacts import HeadState, Prototypes
 from fedre_privacy.core.config import section
-from fedre_privacy.core.types import Emission
+from fedre_privacy.protocols.blocks import global_prototypes, shared_head
+from fedre_privacy.protocols.blocks.shared_head import HeadTraining
+from fedre_privacy.protocols.blocks.traffic import Exchange, Sizes, head_down, labelled_rows
 
 from .base import Protocol, protocols
 
@@ -42,12 +38,8 @@ class FedGH(Protocol):
     start_server = shared_head.start_server
     broadcast = shared_head.broadcast
     receive = shared_head.receive
+    upload = global_prototypes.upload
     aggregate = shared_head.aggregate
 
     def traffic(self, sizes: Sizes) -> Exchange:
-        return Exchange(labelled(sizes.pairs, sizes.dim), head_down(sizes))
-
-    def upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
-        samples = client.collected(task.setting.training)
-        reps = represent(client.model.extractor, samples)
-        return (class_means(reps, samples.labels, task.setting.num_classes),)
+        return Exchange(labelled_rows(sizes.pairs, sizes.dim), head_down(sizes))

@@ -9,16 +9,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedre_privacy.blocks import small_model
-from fedre_privacy.blocks.averaging import State, weighted_mean
-from fedre_privacy.blocks.mutual import kl
-from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, only
-from fedre_privacy.blocks.traffic import Exchange, Sizes
 from fedre_privacy.core.artifacts import LowRankChange, LowRankModel, SmallModelState
 from fedre_privacy.core.config import knob, section
 from fedre_privacy.core.types import Emission, Upload
 from fedre_privacy.models.families import ModelSettings
 from fedre_privacy.models.split import load_parameters, parameters_of
+from fedre_privacy.protocols.blocks import small_model
+from fedre_privacy.protocols.blocks.averaging import State, weighted_mean
+from fedre_privacy.protocols.blocks.small_model import kl
+from fedre_privacy.protocols.blocks.state import (
+    Client,
+    Message,
+    Server,
+    Setting,
+    Task,
+    only_artifact,
+)
+from fedre_privacy.protocols.blocks.traffic import Exchange, Sizes
 
 from .base import Protocol, protocols
 
@@ -106,7 +113,7 @@ class FedKD(Protocol):
         if not isinstance(message[0], SmallModelState):
             before = {k.removeprefix("before/"): v for k, v in client.tensors.items()}
             shapes = {name: value.shape for name, value in student.named_parameters()}
-            load_parameters(student, self._applied(before, message[0].parameters(shapes)))
+            load_parameters(student, self._apply_message(before, message[0].parameters(shapes)))
         else:
             small_model.receive(self, client, message, task)
         client.tensors = {f"before/{k}": v for k, v in parameters_of(student).items()}
@@ -142,12 +149,12 @@ class FedKD(Protocol):
         student = server.modules[small_model.NAME]
         now = parameters_of(student)
         shapes = {name: value.shape for name, value in now.items()}
-        updates = [only(u.artifacts, self._kind).parameters(shapes) for u in uploads]
+        updates = [only_artifact(u.artifacts, self._kind).parameters(shapes) for u in uploads]
         packed = pack(weighted_mean(updates, torch.ones(len(updates))), self._energy(task))
-        load_parameters(student, self._applied(now, self._kind(packed).parameters(shapes)))
+        load_parameters(student, self._apply_message(now, self._kind(packed).parameters(shapes)))
         server.tensors = {f"update/{name}": value for name, value in packed.items()}
 
-    def _applied(self, before: State, sent: State) -> dict[str, Tensor]:
+    def _apply_message(self, before: State, sent: State) -> dict[str, Tensor]:
         """The student after a message: moved by an update, or replaced."""
         if self.compress == "params":
             return dict(sent)

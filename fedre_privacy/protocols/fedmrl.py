@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedre_privacy.blocks import small_model, whole_model
-from fedre_privacy.blocks.state import Client, Message, Setting
-from fedre_privacy.blocks.traffic import Exchange, Sizes, averaged
 from fedre_privacy.core.artifacts import Counts, SmallModelState
 from fedre_privacy.core.config import knob, section
 from fedre_privacy.models.families import ModelSettings, representation_dim
+from fedre_privacy.protocols.blocks import small_model, whole_model
+from fedre_privacy.protocols.blocks.state import Client, Message, Setting
+from fedre_privacy.protocols.blocks.traffic import Exchange, Sizes, averaged_parameters
 
 from .base import Protocol, protocols
 
@@ -62,7 +62,7 @@ class FedMRL(Protocol):
     aggregate = small_model.aggregate
 
     def traffic(self, sizes: Sizes) -> Exchange:
-        return averaged(sizes, sizes.small)
+        return averaged_parameters(sizes, sizes.small)
 
     def check(self, setting: Setting) -> list[str]:
         small = representation_dim(self.small, setting.image_shape)

@@ -6,15 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
-from fedre_privacy.blocks import global_prototypes
-from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, only
-from fedre_privacy.blocks.traffic import Exchange, Sizes, labelled
 from fedre_privacy.core.artifacts import Counts, Prototypes
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.types import Emission, Upload
+from fedre_privacy.protocols.blocks import global_prototypes
+from fedre_privacy.protocols.blocks.state import (
+    Client,
+    Message,
+    Server,
+    Setting,
+    Task,
+    only_artifact,
+)
+from fedre_privacy.protocols.blocks.traffic import Exchange, Sizes, labelled_rows
 
 from .base import Protocol, protocols
 
@@ -57,13 +62,14 @@ class FedProto(Protocol):
 
     check = global_prototypes.check
     receive = global_prototypes.receive
+    loss = global_prototypes.loss
     logits = global_prototypes.predict
 
     def traffic(self, sizes: Sizes) -> Exchange | None:
         if self.mean == "samples":  # counts come with every upload
             return None
-        up = labelled(sizes.pairs, sizes.dim)
-        return Exchange(up, labelled(sizes.clients * sizes.seen, sizes.dim))
+        up = labelled_rows(sizes.pairs, sizes.dim)
+        return Exchange(up, labelled_rows(sizes.clients * sizes.seen, sizes.dim))
 
     def __post_init__(self) -> None:
         if self.mean == "samples":
@@ -77,18 +83,11 @@ class FedProto(Protocol):
         labels = server.tensors["present"].nonzero().squeeze(1)
         return (Prototypes(server.tensors["prototypes"][labels], labels),) if len(labels) else ()
 
-    def loss(self, client: Client, images: Tensor, labels: Tensor, message: Message) -> Tensor:
-        reps = client.model.extractor(images)
-        loss = F.cross_entropy(client.model.head(reps), labels)
-        if self.weight:
-            loss = loss + self.weight * global_prototypes.pull(client, reps, labels)
-        return loss
-
     def upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
         made = global_prototypes.prototypes_of(client, task)
         if self.mean == "equal":
             return (made,)
-        counts = torch.bincount(client.collected(task.setting.training).labels)
+        counts = torch.bincount(client.upload_samples(task.setting.training).labels)
         return (made, Emission(Counts(counts[counts > 0])))
 
     def aggregate(self, server: Server, uploads: Sequence[Upload], task: Task) -> None:
@@ -96,7 +95,9 @@ class FedProto(Protocol):
         table, present = server.tensors["prototypes"].clone(), server.tensors["present"].clone()
         weights = torch.ones(len(labels))
         if self.mean == "samples":
-            weights = torch.cat([only(upload.artifacts, Counts).values for upload in uploads])
+            weights = torch.cat(
+                [only_artifact(upload.artifacts, Counts).values for upload in uploads]
+            )
         total = torch.zeros(len(table)).index_add_(0, labels, weights.float())
         fresh = total > 0
         sums = torch.zeros_like(table).index_add_(0, labels, means * weights[:, None])

@@ -11,12 +11,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedre_privacy.blocks import global_prototypes, whole_model
-from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, only
-from fedre_privacy.blocks.traffic import Count, Exchange, Sizes, floats
 from fedre_privacy.core.artifacts import Counts, MatrixBlocks
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.types import Emission, Upload
+from fedre_privacy.protocols.blocks import global_prototypes, whole_model
+from fedre_privacy.protocols.blocks.state import (
+    Client,
+    Message,
+    Server,
+    Setting,
+    Task,
+    only_artifact,
+)
+from fedre_privacy.protocols.blocks.traffic import Count, Exchange, Sizes, floats
 
 from .base import Protocol, protocols
 
@@ -92,7 +99,7 @@ class FedRAL(Protocol):
         return (MatrixBlocks(diagonal_blocks(server.tensors["matrix"], count)),)
 
     def receive(self, client: Client, message: Message, task: Task) -> None:
-        matrix = torch.block_diag(*only(message, MatrixBlocks).blocks)
+        matrix = torch.block_diag(*only_artifact(message, MatrixBlocks).blocks)
         with torch.no_grad():
             client.memory["matrix"].weight.copy_(matrix.T)  # type: ignore[operator]
 
@@ -122,7 +129,7 @@ class FedRAL(Protocol):
         total = torch.zeros_like(server.tensors["matrix"], dtype=torch.float64)
         supplied = torch.zeros_like(total)
         for upload, weight in zip(uploads, weights, strict=True):
-            blocks = only(upload.artifacts, MatrixBlocks).blocks.double()
+            blocks = only_artifact(upload.artifacts, MatrixBlocks).blocks.double()
             total += weight * torch.block_diag(*blocks)
             supplied += torch.block_diag(*torch.ones_like(blocks))
         if self.aggregation == "supplier-mean":

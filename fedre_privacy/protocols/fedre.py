@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedre_privacy.blocks import shared_head
-from fedre_privacy.blocks.local import represent
-from fedre_privacy.blocks.shared_head import HeadTraining
-from fedre_privacy.blocks.state import Client, Server, Task
-from fedre_privacy.blocks.traffic import Count, Exchange, Sizes, head_down
 from fedre_privacy.core.artifacts import EntangledRep, HeadState
 from fedre_privacy.core.config import knob, part, section
 from fedre_privacy.core.types import Emission, Upload
 from fedre_privacy.entanglement.base import Draw, Entanglement, schemes
 from fedre_privacy.entanglement.diagnostics import WeightMatrix, weight_matrix_diagnostics
+from fedre_privacy.protocols.blocks import shared_head
+from fedre_privacy.protocols.blocks.local import represent
+from fedre_privacy.protocols.blocks.shared_head import HeadTraining
+from fedre_privacy.protocols.blocks.state import Client, Server, Task
+from fedre_privacy.protocols.blocks.traffic import Count, Exchange, Sizes, head_down
 
 from .base import Protocol, protocols
 
@@ -83,7 +83,7 @@ class FedRE(Protocol):
         shared_head.aggregate(self, server, pairs, task)
 
     def upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
-        samples = client.collected(task.setting.training)
+        samples = client.upload_samples(task.setting.training)
         reps = represent(client.model.extractor, samples)
         draw = Draw(
             labels=samples.labels.cpu(),

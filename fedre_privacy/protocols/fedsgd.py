@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-from fedre_privacy.blocks import whole_model
-from fedre_privacy.blocks.averaging import weighted_mean
-from fedre_privacy.blocks.state import Client, Server, Setting, Task, only
-from fedre_privacy.blocks.traffic import Exchange, Sizes, averaged
 from fedre_privacy.core.artifacts import Counts, GradientState, ModelState
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import Emission, Upload
+from fedre_privacy.protocols.blocks import whole_model
+from fedre_privacy.protocols.blocks.averaging import weighted_mean
+from fedre_privacy.protocols.blocks.state import Client, Server, Setting, Task, only_artifact
+from fedre_privacy.protocols.blocks.traffic import Exchange, Sizes, averaged_parameters
 
 from .base import Protocol, protocols
 
@@ -50,7 +50,7 @@ class FedSGD(Protocol):
     receive = whole_model.receive
 
     def traffic(self, sizes: Sizes) -> Exchange:
-        return averaged(sizes, sizes.model)
+        return averaged_parameters(sizes, sizes.model)
 
     def check(self, setting: Setting) -> list[str]:
         problems = whole_model.check(self, setting)
@@ -84,7 +84,7 @@ class FedSGD(Protocol):
         return (Emission(GradientState(gradient)),)
 
     def aggregate(self, server: Server, uploads: Sequence[Upload], task: Task) -> None:
-        sent = [only(upload.artifacts, GradientState).params for upload in uploads]
+        sent = [only_artifact(upload.artifacts, GradientState).params for upload in uploads]
         mean = weighted_mean(sent, whole_model.shares(server, uploads))
         model, training = server.modules["model"], task.setting.training
         lr = training.lr * training.decay(task.round)

@@ -9,13 +9,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedre_privacy.blocks import global_prototypes
-from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, only
-from fedre_privacy.blocks.traffic import Exchange, Sizes, labelled
 from fedre_privacy.core.artifacts import Prototypes
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.optimisers import SGD
 from fedre_privacy.core.types import Emission, Mixture, Upload
+from fedre_privacy.protocols.blocks import global_prototypes
+from fedre_privacy.protocols.blocks.state import (
+    Client,
+    Message,
+    Server,
+    Setting,
+    Task,
+    only_artifact,
+)
+from fedre_privacy.protocols.blocks.traffic import Exchange, Sizes, labelled_rows
 
 from .base import Protocol, protocols
 
@@ -60,11 +67,12 @@ class FedTGP(Protocol):
 
     check = global_prototypes.check
     receive = global_prototypes.receive
+    loss = global_prototypes.loss
     logits = global_prototypes.predict
 
     def traffic(self, sizes: Sizes) -> Exchange:
-        up = labelled(sizes.pairs, sizes.dim)
-        return Exchange(up, labelled(sizes.clients * sizes.classes, sizes.dim))
+        up = labelled_rows(sizes.pairs, sizes.dim)
+        return Exchange(up, labelled_rows(sizes.clients * sizes.classes, sizes.dim))
 
     def start_server(self, setting: Setting) -> Server:
         classes, dim = setting.num_classes, setting.dims[0]
@@ -96,14 +104,7 @@ class FedTGP(Protocol):
 
     def _prototypes(self, client: Client, task: Task) -> tuple[Prototypes, Mixture | None]:
         emission = global_prototypes.prototypes_of(client, task)
-        return only((emission.artifact,), Prototypes), emission.mixture
-
-    def loss(self, client: Client, images: Tensor, labels: Tensor, message: Message) -> Tensor:
-        reps = client.model.extractor(images)
-        loss = F.cross_entropy(client.model.head(reps), labels)
-        if self.weight:
-            loss = loss + self.weight * global_prototypes.pull(client, reps, labels)
-        return loss
+        return only_artifact((emission.artifact,), Prototypes), emission.mixture
 
     def aggregate(self, server: Server, uploads: Sequence[Upload], task: Task) -> None:
         net, setting = server.modules["prototypes"], task.setting

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedre_privacy.blocks import small_model, whole_model
-from fedre_privacy.blocks.mutual import kl
-from fedre_privacy.blocks.state import Client, Message, Task
-from fedre_privacy.blocks.traffic import Exchange, Sizes, averaged
 from fedre_privacy.core.artifacts import Counts, SmallModelState
 from fedre_privacy.core.config import knob, section
 from fedre_privacy.core.types import Emission
 from fedre_privacy.models.families import ModelSettings
+from fedre_privacy.protocols.blocks import small_model, whole_model
+from fedre_privacy.protocols.blocks.small_model import kl
+from fedre_privacy.protocols.blocks.state import Client, Message, Task
+from fedre_privacy.protocols.blocks.traffic import Exchange, Sizes, averaged_parameters
 
 from .base import Protocol, protocols
 
@@ -60,7 +60,7 @@ class FML(Protocol):
     aggregate = small_model.aggregate
 
     def traffic(self, sizes: Sizes) -> Exchange:
-        return averaged(sizes, sizes.small, counted=self.mean == "samples")
+        return averaged_parameters(sizes, sizes.small, counted=self.mean == "samples")
 
     def __post_init__(self) -> None:
         if self.mean == "samples":

@@ -11,12 +11,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedre_privacy.blocks import global_prototypes, whole_model
-from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, only
-from fedre_privacy.blocks.traffic import Exchange, Sizes, labelled
 from fedre_privacy.core.artifacts import Counts, ModelState, Prototypes
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.types import Emission, Upload
+from fedre_privacy.protocols.blocks import global_prototypes, whole_model
+from fedre_privacy.protocols.blocks.state import (
+    Client,
+    Message,
+    Server,
+    Setting,
+    Task,
+    only_artifact,
+)
+from fedre_privacy.protocols.blocks.traffic import Exchange, Sizes, labelled_rows
 
 from .base import Protocol, protocols
 
@@ -52,8 +59,8 @@ class FPL(Protocol):
             return None
         down = None  # as many clusters as the server finds
         if sizes.clusters is not None:
-            down = labelled(sizes.clients * sizes.clusters, sizes.dim)
-        return Exchange(labelled(sizes.pairs, sizes.dim), down)
+            down = labelled_rows(sizes.clients * sizes.clusters, sizes.dim)
+        return Exchange(labelled_rows(sizes.pairs, sizes.dim), down)
 
     def __post_init__(self) -> None:
         if self.aggregate_model:
@@ -90,7 +97,7 @@ class FPL(Protocol):
             whole_model.receive(self, client, message, task)
         if not any(isinstance(artifact, Prototypes) for artifact in message):
             return
-        sent, device = only(message, Prototypes), task.setting.device
+        sent, device = only_artifact(message, Prototypes), task.setting.device
         client.tensors |= {
             "clusters": sent.means.to(device, copy=True),
             "classes": sent.labels.to(device, copy=True),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedre_privacy.blocks import shared_head, whole_model
-from fedre_privacy.blocks.averaging import weighted_mean
-from fedre_privacy.blocks.state import Client, Server, Task, only
-from fedre_privacy.blocks.traffic import Exchange, Sizes, averaged
 from fedre_privacy.core.artifacts import Counts, HeadState
-from fedre_privacy.core.types import Emission, Upload
-from fedre_privacy.models.split import load_parameters, parameters_of
+from fedre_privacy.core.types import Upload
+from fedre_privacy.models.split import load_parameters
+from fedre_privacy.protocols.blocks import shared_head, whole_model
+from fedre_privacy.protocols.blocks.averaging import weighted_mean
+from fedre_privacy.protocols.blocks.state import Server, Task, only_artifact
+from fedre_privacy.protocols.blocks.traffic import Exchange, Sizes, averaged_parameters
 
 from .base import Protocol, protocols
 
@@ -37,14 +37,12 @@ class LGFedAvg(Protocol):
     setup_aggregate = whole_model.setup_aggregate
     broadcast = shared_head.broadcast
     receive = shared_head.receive
+    upload = shared_head.upload
 
     def traffic(self, sizes: Sizes) -> Exchange:
-        return averaged(sizes, sizes.head)
-
-    def upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
-        return (Emission(HeadState(parameters_of(client.model.head))),)
+        return averaged_parameters(sizes, sizes.head)
 
     def aggregate(self, server: Server, uploads: Sequence[Upload], task: Task) -> None:
-        states = [only(upload.artifacts, HeadState).params for upload in uploads]
+        states = [only_artifact(upload.artifacts, HeadState).params for upload in uploads]
         mean = weighted_mean(states, whole_model.shares(server, uploads))
         load_parameters(server.modules["head"], mean)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedre_privacy.blocks.traffic import Count, Exchange, Sizes
+from fedre_privacy.protocols.blocks.traffic import Count, Exchange, Sizes
 
 from .base import Protocol, protocols
 

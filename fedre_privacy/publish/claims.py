@@ -16,31 +16,31 @@ from typing import Any
 
 import msgspec
 
+from fedre_privacy.benchmarking.jobs import read_result
 from fedre_privacy.core.config import load_yaml
 from fedre_privacy.core.errors import ConfigError, IncompatibleError, MissingInputError
 from fedre_privacy.core.files import read_json
-from fedre_privacy.core.manifest import Manifest, covering
+from fedre_privacy.core.manifest import Manifest, complete_manifest
 from fedre_privacy.core.registry import plugin_words
-from fedre_privacy.core.schema import short
+from fedre_privacy.core.typed_yaml import short
 from fedre_privacy.eval.measures import GROUPS, TABLE, Measure, group_name
-from fedre_privacy.play.questions.base import question_of
+from fedre_privacy.experiments.questions.base import question_of
 from fedre_privacy.runs.folder import COMPLETE, status_of
-from fedre_privacy.runs.resolving import required, resolve_attack
+from fedre_privacy.runs.resolution import require_resolved, resolve_attack
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import ATTACK_SECTIONS, TRAIN_SECTIONS
-from fedre_privacy.study.jobs import read_result
 
 from .format import (
     CLAIM,
     VERSION,
-    Claim,
-    Claimed,
+    ClaimedMeasure,
     Numbers,
+    ResultClaim,
     check_name,
     digest,
-    read,
-    refused,
-    sealed,
+    hash_content,
+    read_published,
+    refuse_file,
     write,
 )
 
@@ -54,7 +54,7 @@ _SEPARATOR = re.compile(r"[/\\:]|^\.+$|^~|^$")
 _UNUSUAL = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
-def read_claim(path: Path) -> Claim:
+def read_claim(path: Path) -> ResultClaim:
     """Read a claim, which agrees with itself.
 
     Raises:
@@ -66,14 +66,14 @@ def read_claim(path: Path) -> Claim:
             f"No claim at {path}.",
             next_step="Make one of a finished attack: fedre-benchmark claim RUN/attacks/NAME.",
         )
-    found = read(path)
-    if not isinstance(found, Claim):
-        raise refused(path, "is a verification, and no claim")
+    found = read_published(path)
+    if not isinstance(found, ResultClaim):
+        raise refuse_file(path, "is a verification, and no claim")
     agree(found, path)
     return found
 
 
-def agree(claim: Claim, path: Path) -> None:
+def agree(claim: ResultClaim, path: Path) -> None:
     """Refuse a claim whose names, seeds or command are not those of its settings.
 
     Raises:
@@ -84,21 +84,21 @@ def agree(claim: Claim, path: Path) -> None:
     absent = [key for key in NEEDED if key not in settings]
     if strange or absent:
         wrong = f"unknown sections {short(strange)}" if strange else f"no section '{absent[0]}'"
-        raise refused(path, f"has settings with {wrong}")
+        raise refuse_file(path, f"has settings with {wrong}")
     try:
         follows = {**names_of(settings), "command": command_of(settings, claim.plugins)}
         file = settings["data"].get("path")
         if file is not None and (not isinstance(file, str) or _SEPARATOR.search(file)):
-            raise refused(
+            raise refuse_file(
                 path, f"names {short(file)} as the file of its data; a claim names no folders"
             )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise refused(path, f"has settings that name no parts: {short(str(error))}") from None
+        raise refuse_file(path, f"has settings that name no parts: {short(str(error))}") from None
     for key, value in follows.items():
         if msgspec.to_builtins(getattr(claim, key)) != value:
-            raise refused(path, f"says other {key} than its settings do")
+            raise refuse_file(path, f"says other {key} than its settings do")
     if len({(one.key, one.group) for one in claim.measures}) < len(claim.measures):
-        raise refused(path, "claims a measure twice")
+        raise refuse_file(path, "claims a measure twice")
 
 
 def names_of(settings: Values) -> dict[str, dict[str, Any]]:
@@ -152,23 +152,23 @@ def uploads_hash(manifest: Manifest) -> str:
     })  # fmt: skip
 
 
-def claimed_of(measure: Measure) -> Claimed | None:
+def claimed_of(measure: Measure) -> ClaimedMeasure | None:
     """A measure as it is claimed; None for what no table shows and what has no value."""
     if measure.value is None or not measure.is_in(TABLE):
         return None
     numbers = Numbers(**{key: getattr(measure, key) for key in Numbers.__struct_fields__})
-    words = [key for key in Claimed.__struct_fields__ if key != "numbers"]
-    return Claimed(**{key: getattr(measure, key) for key in words}, numbers=numbers)
+    words = [key for key in ClaimedMeasure.__struct_fields__ if key != "numbers"]
+    return ClaimedMeasure(**{key: getattr(measure, key) for key in words}, numbers=numbers)
 
 
-def measure_of(claimed: Claimed, numbers: Numbers) -> Measure:
+def measure_of(claimed: ClaimedMeasure, numbers: Numbers) -> Measure:
     """Numbers under the words of a claim, to be printed as every measure is."""
     words = msgspec.structs.asdict(claimed)
     words.pop("numbers")
     return Measure(**words, **msgspec.structs.asdict(numbers))
 
 
-def leading(claim: Claim) -> Claimed:
+def leading_measure(claim: ResultClaim) -> ClaimedMeasure:
     """The measure that a claim is ranked by: the first of all targets that stands over a floor."""
     whole = [one for one in claim.measures if not one.group]
     return next((one for one in whole if one.numbers.over is not None), claim.measures[0])
@@ -180,7 +180,7 @@ def targets_of(group: str) -> str:
     return group_name(group) if group in sizes or not group else group
 
 
-def finished(folder: Path, runs: Path) -> list[Path]:
+def finished_attacks(folder: Path, runs: Path) -> list[Path]:
     """Folders of the finished attacks of an attack's, a run's or a benchmark's folder.
 
     Args:
@@ -211,7 +211,7 @@ def finished(folder: Path, runs: Path) -> list[Path]:
     return found
 
 
-def make(folder: Path, *, by: str = "") -> Claim:
+def make(folder: Path, *, by: str = "") -> ResultClaim:
     """Make the claim of a finished attack on a run; every file that it rests on is checked.
 
     Args:
@@ -230,7 +230,7 @@ def make(folder: Path, *, by: str = "") -> Claim:
             f"{folder} holds no finished attack.",
             next_step="Attack first: fedre-attack --protocol fedre; it prints the folder.",
         )
-    run, listed = Run(folder.parent.parent), covering(folder)
+    run, listed = Run(folder.parent.parent), complete_manifest(folder)
     for name in ("record.json", "config.yaml"):
         listed.check(folder / name)
     record: dict[str, Any] = read_json(folder / "record.json", dict)
@@ -241,7 +241,7 @@ def make(folder: Path, *, by: str = "") -> Claim:
         )
     loaded, problems = load_yaml(folder / "config.yaml"), list[str]()
     uploads = run.settings.protocol.uploads
-    attack = required(
+    attack = require_resolved(
         resolve_attack(loaded.values, loaded.where, problems, uploads=uploads), problems
     )
     settings = portable({**run.plain(), **attack.plain()})
@@ -277,7 +277,7 @@ def make(folder: Path, *, by: str = "") -> Claim:
         "plugins": plugins,
         "command": command_of(settings, plugins),
     }  # fmt: skip
-    claim = sealed(Claim, content)
+    claim = hash_content(ResultClaim, content)
     agree(claim, folder)
     return claim
 
@@ -308,7 +308,7 @@ def write_claims(
         FedreError: there is no finished attack, or a file is not what was recorded.
     """
     folder, out = Path(folder), Path(out)
-    found = finished(folder, Path(runs))
+    found = finished_attacks(folder, Path(runs))
     single = out.suffix.lower() == ".json"
     if single and len(found) > 1:
         raise ConfigError(

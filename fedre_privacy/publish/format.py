@@ -15,10 +15,11 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from fedre_privacy.core import files, schema
+from fedre_privacy.core import files
+from fedre_privacy.core import typed_yaml as schema
 from fedre_privacy.core.errors import ConfigError, DamagedInputError
-from fedre_privacy.core.schema import Count, Number, Seconds
-from fedre_privacy.core.text import visible
+from fedre_privacy.core.safe_text import visible
+from fedre_privacy.core.typed_yaml import Count, Number, Seconds
 
 CLAIM, VERIFICATION = "fedre-privacy/claim", "fedre-privacy/verification"
 VERSION = 1
@@ -78,7 +79,7 @@ class Numbers(File, frozen=True):
             raise ValueError("numbers that cannot be: an interval runs down")
 
 
-class Claimed(File, frozen=True):
+class ClaimedMeasure(File, frozen=True):
     """A measure that is claimed; see `eval.measures.Measure` for its words."""
 
     key: Name
@@ -123,7 +124,7 @@ class Seeds(File, frozen=True):
     evaluation: Seed
 
 
-class Made(File, frozen=True):
+class Provenance(File, frozen=True):
     """Where, with what and how long something was computed."""
 
     device: Line
@@ -144,7 +145,7 @@ class Hashes(File, frozen=True):
     uploads: Full
 
 
-class Accuracy(File, frozen=True):
+class AccuracyClaim(File, frozen=True):
     """Mean and sd over clients, at the moment that the protocol quotes."""
 
     mean: Annotated[float, Meta(ge=0, le=1)]
@@ -152,7 +153,7 @@ class Accuracy(File, frozen=True):
     moment: Name
 
 
-class Claim(File, frozen=True):
+class ResultClaim(File, frozen=True):
     """One result of one attack, with all that is needed to repeat it.
 
     Args:
@@ -180,10 +181,10 @@ class Claim(File, frozen=True):
     verdict: Line
     targets: Count
     n: Count
-    measures: Annotated[list[Claimed], Meta(min_length=1, max_length=200)]
-    accuracy: Accuracy | None
-    training: Made
-    attack: Made
+    measures: Annotated[list[ClaimedMeasure], Meta(min_length=1, max_length=200)]
+    accuracy: AccuracyClaim | None
+    training: Provenance
+    attack: Provenance
     hashes: Hashes
     settings: dict[Name, Any]
     plugins: Annotated[list[Module], Meta(max_length=20)]
@@ -191,7 +192,7 @@ class Claim(File, frozen=True):
     sha256: Full
 
 
-class Compared(File, frozen=True):
+class MeasureComparison(File, frozen=True):
     """A measure as it was claimed and as it was repeated; None where there is none."""
 
     key: Name
@@ -224,13 +225,16 @@ class Verification(File, frozen=True):
     tolerance: Annotated[float, Meta(ge=0, le=10)]
     outcome: Literal["repeats", "repeats within tolerance", "does not repeat"]
     verdict: Line
-    measures: Annotated[list[Compared], Meta(min_length=1, max_length=400)]
-    made: Made
+    measures: Annotated[list[MeasureComparison], Meta(min_length=1, max_length=400)]
+    made: Provenance
     sha256: Full
 
 
-F = TypeVar("F", Claim, Verification)
-KINDS: dict[str, type[Claim] | type[Verification]] = {CLAIM: Claim, VERIFICATION: Verification}
+F = TypeVar("F", ResultClaim, Verification)
+KINDS: dict[str, type[ResultClaim] | type[Verification]] = {
+    CLAIM: ResultClaim,
+    VERIFICATION: Verification,
+}
 
 
 def content_hash(content: dict[str, Any]) -> str:
@@ -244,7 +248,7 @@ def digest(value: Any) -> str:
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
-def sealed(kind: type[F], content: dict[str, Any]) -> F:
+def hash_content(kind: type[F], content: dict[str, Any]) -> F:
     """Make a file's content, with its hash, of everything else that it holds.
 
     Raises:
@@ -252,47 +256,47 @@ def sealed(kind: type[F], content: dict[str, Any]) -> F:
     """
     path = Path("the result")
     plain = msgspec.to_builtins({**content, "sha256": "0" * 64})
-    plain = msgspec.to_builtins(schema.converted(plain, kind, path))
+    plain = msgspec.to_builtins(schema.convert_value(plain, kind, path))
     plain["sha256"] = content_hash(plain)
-    return _checked(json.dumps(plain), path)  # type: ignore[return-value]
+    return _check_hash(json.dumps(plain), path)  # type: ignore[return-value]
 
 
-def write(path: Path, given: Claim | Verification) -> None:
+def write(path: Path, given: ResultClaim | Verification) -> None:
     """Write a claim or a verification, atomically."""
     files.write_json(path, msgspec.to_builtins(given))
 
 
-def read(path: Path) -> Claim | Verification:
+def read_published(path: Path) -> ResultClaim | Verification:
     """Read a published file of either kind, as far as it can be judged by itself.
 
     Raises:
         MissingInputError: no such file.
         DamagedInputError: it is no such file, or was changed.
     """
-    return _checked(files.read_text(path, MOST_BYTES), path)
+    return _check_hash(files.read_text(path, MOST_BYTES), path)
 
 
-def _checked(text: str, path: Path) -> Claim | Verification:
+def _check_hash(text: str, path: Path) -> ResultClaim | Verification:
     try:
         content = schema.parse_json(text, once=True)
     except ValueError as error:
-        raise refused(path, f"is not valid JSON: {error}") from None
+        raise refuse_file(path, f"is not valid JSON: {error}") from None
     if not isinstance(content, dict):
-        raise refused(path, "holds no keys")
+        raise refuse_file(path, "holds no keys")
     _check_texts(content, path)
     kind, version = KINDS.get(str(content.get("schema"))), content.get("version")
     if kind is None:
         wrong = schema.short(content.get("schema"))
-        raise refused(path, f"calls its schema {wrong}, not {' or '.join(KINDS)}")
+        raise refuse_file(path, f"calls its schema {wrong}, not {' or '.join(KINDS)}")
     if version != VERSION:
         wrong = schema.short(version)
-        raise refused(path, f"has schema version {wrong}; this version reads {VERSION}")
+        raise refuse_file(path, f"has schema version {wrong}; this version reads {VERSION}")
     try:
-        found: Claim | Verification = schema.converted(content, kind, path)
+        found: ResultClaim | Verification = schema.convert_value(content, kind, path)
     except DamagedInputError as error:
         raise DamagedInputError(*error.problems, next_step=ASK) from None
     if content_hash(content) != found.sha256:
-        raise refused(
+        raise refuse_file(
             path, "was changed after it was written: its content does not have the SHA-256 it names"
         )
     return found
@@ -305,15 +309,15 @@ def _check_texts(content: Any, path: Path) -> None:
         value, depth = waiting.pop()
         count += 1
         if count > MOST_VALUES or depth > MOST_DEPTH:
-            raise refused(path, "holds too many values or is nested too deeply")
+            raise refuse_file(path, "holds too many values or is nested too deeply")
         if isinstance(value, dict):
             waiting += [(one, depth + 1) for pair in value.items() for one in pair]
         elif isinstance(value, list):
             waiting += [(one, depth + 1) for one in value]
         elif isinstance(value, str) and len(value) > MOST_TEXT:
-            raise refused(path, f"holds a text of {len(value):,} characters")
+            raise refuse_file(path, f"holds a text of {len(value):,} characters")
         elif isinstance(value, str) and _hides(value):
-            raise refused(
+            raise refuse_file(
                 path, f"holds a text with a control character or mark of direction: {value!r:.80}"
             )
 
@@ -322,7 +326,7 @@ def _hides(text: str) -> bool:
     return visible(text) != text or not {"\n", "\t"}.isdisjoint(text)
 
 
-def refused(path: Path, why: str) -> DamagedInputError:
+def refuse_file(path: Path, why: str) -> DamagedInputError:
     """The refusal of a published file."""
     return DamagedInputError(f"{path} {why}.", next_step=ASK)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedre_privacy.active_server.base import steerings
 from fedre_privacy.core import files
 from fedre_privacy.core.config import knobs
 from fedre_privacy.core.errors import FedreError, MissingInputError
@@ -21,14 +22,13 @@ from fedre_privacy.core.units import human_seconds, plural
 from fedre_privacy.defenses.base import defenses
 from fedre_privacy.entanglement.base import schemes
 from fedre_privacy.eval.measures import Measure
-from fedre_privacy.pages.html import filled
 from fedre_privacy.partition.base import partitions
+from fedre_privacy.reports.html import fill_template
 from fedre_privacy.runs.settings import Evaluation
-from fedre_privacy.steering.base import steerings
 
-from .claims import agree, leading, measure_of, targets_of
-from .comparing import ACCURACY, contradiction, states
-from .format import Claim, Numbers, Verification, digest, read
+from .claims import agree, leading_measure, measure_of, targets_of
+from .comparison import ACCURACY, contradiction, states
+from .format import Numbers, ResultClaim, Verification, digest, read_published
 from .names import ATTACK, OTHERWISE, PARTS, REPEATS, SCORES, SPLIT, TRAINING, WITHIN
 
 UNCHECKED = "not repeated yet"
@@ -49,7 +49,7 @@ _FREE = ("seed", "targets", "ceiling", "metrics", "attacker", "candidates")
 
 
 @dataclass(frozen=True)
-class Posted:
+class PostedClaim:
     """A claim with what came of repeating it.
 
     Args:
@@ -58,7 +58,7 @@ class Posted:
     """
 
     file: str
-    claim: Claim
+    claim: ResultClaim
     checks: tuple[Verification, ...]
 
     @property
@@ -73,7 +73,7 @@ class Posted:
 
     def leak(self) -> float:
         """By how much the leading measure lies over its floor, as repeated where it was."""
-        lead = leading(self.claim)
+        lead = leading_measure(self.claim)
         numbers = self.repeated(lead.key) or lead.numbers
         return numbers.value if numbers.over is None else numbers.over
 
@@ -87,15 +87,17 @@ class Board:
         refused: file to reason.
     """
 
-    posted: tuple[Posted, ...]
+    posted: tuple[PostedClaim, ...]
     refused: Mapping[str, str]
 
-    def questions(self) -> list[list[Posted]]:
+    def questions(self) -> list[list[PostedClaim]]:
         """Claims of one question each, the most leakage first; the most claims first."""
-        by_question: dict[str, list[Posted]] = {}
+        by_question: dict[str, list[PostedClaim]] = {}
         for one in self.posted:
             by_question.setdefault(digest(question_of(one.claim)), []).append(one)
-        groups = [sorted(group, key=Posted.leak, reverse=True) for group in by_question.values()]
+        groups = [
+            sorted(group, key=PostedClaim.leak, reverse=True) for group in by_question.values()
+        ]
         return sorted(groups, key=len, reverse=True)
 
     def count(self, *statuses: str) -> int:
@@ -116,7 +118,7 @@ def collect(folder: Path) -> Board:
         raise MissingInputError(
             f"No folder at {folder}.", next_step="Give the folder of your claims, such as claims."
         )
-    claims: dict[str, tuple[str, Claim]] = {}
+    claims: dict[str, tuple[str, ResultClaim]] = {}
     checks: list[tuple[str, Verification]] = []
     refused: dict[str, str] = {}
     for number, path in enumerate(_json_files(folder)):
@@ -125,8 +127,8 @@ def collect(folder: Path) -> Board:
             refused[name] = f"is one too many: {MOST_FILES:,} files are read"
             break
         try:
-            found = read(path)
-            if isinstance(found, Claim):
+            found = read_published(path)
+            if isinstance(found, ResultClaim):
                 agree(found, path)
         except (FedreError, OSError) as error:
             refused[name] = _short(error, path)
@@ -154,7 +156,7 @@ def collect(folder: Path) -> Board:
         else:
             of.setdefault(check.claim, []).append(check)
     posted = [
-        Posted(name, claim, tuple(sorted(of.get(sha256, ()), key=_weight)))
+        PostedClaim(name, claim, tuple(sorted(of.get(sha256, ()), key=_sort_weight)))
         for sha256, (name, claim) in claims.items()
     ]
     return Board(tuple(posted), dict(sorted(refused.items())))
@@ -173,12 +175,12 @@ def _short(error: Exception, path: Path) -> str:
     return words.removeprefix(f"{path} ").rstrip(".")
 
 
-def _weight(check: Verification) -> tuple[bool, int]:
+def _sort_weight(check: Verification) -> tuple[bool, int]:
     """What did not repeat counts first, then what repeated more."""
     return check.outcome != OTHERWISE, PARTS.index(check.part)
 
 
-def question_of(claim: Claim) -> dict[str, Any]:
+def question_of(claim: ResultClaim) -> dict[str, Any]:
     """What two claims must have in common to be compared."""
     settings = claim.settings
     return {
@@ -190,7 +192,7 @@ def question_of(claim: Claim) -> dict[str, Any]:
         "threat": claim.what.threat,
         "attacker": claim.what.attacker,
         "evaluation": {k: v for k, v in settings["eval"].items() if k not in _FREE},
-        "measure": leading(claim).key,
+        "measure": leading_measure(claim).key,
     }
 
 
@@ -234,7 +236,7 @@ def write_leaderboard(
     folder = Path(folder)
     board = collect(folder)
     path = folder / "leaderboard.html" if out is None else Path(out)
-    text = filled(
+    text = fill_template(
         "leaderboard.html",
         title=f"Leaderboard of {folder.resolve().name}",
         counts=_counts(board),
@@ -257,10 +259,10 @@ def _counts(board: Board) -> str:
     return ", ".join(words)
 
 
-def _question(number: int, group: Sequence[Posted]) -> dict[str, Any]:
+def _question(number: int, group: Sequence[PostedClaim]) -> dict[str, Any]:
     """A table of claims, as the template takes it."""
     claim = group[0].claim
-    asked, lead = question_of(claim), leading(claim)
+    asked, lead = question_of(claim), leading_measure(claim)
     target = TARGETS.get(claim.what.target, claim.what.target)
     what = claim.answers if target == claim.answers else f"{claim.answers} from {target}"
     partition = part_words(asked["partition"], partitions)
@@ -281,9 +283,9 @@ def _question(number: int, group: Sequence[Posted]) -> dict[str, Any]:
             "facts": {heading: text for heading, text in facts.items() if text}}  # fmt: skip
 
 
-def _row(place: int, one: Posted) -> dict[str, Any]:
+def _row(place: int, one: PostedClaim) -> dict[str, Any]:
     """A claim in a table, and what is behind it."""
-    claim, what, lead = one.claim, one.claim.what, leading(one.claim)
+    claim, what, lead = one.claim, one.claim.what, leading_measure(one.claim)
     again, accuracy = one.repeated(lead.key), one.repeated(*ACCURACY)
     mean = accuracy.value if accuracy else claim.accuracy.mean if claim.accuracy else None
     settings, scheme = claim.settings, claim.settings["protocol"].get("entanglement")
@@ -304,8 +306,8 @@ def _row(place: int, one: Posted) -> dict[str, Any]:
         "seed": claim.seeds.training,
         "n": lead.numbers.n,
         "accuracy": "-" if mean is None else f"{mean:.3f}",
-        "claimed": _shown(measure_of(lead, lead.numbers)),
-        "again": None if again is None else _shown(measure_of(lead, again)),
+        "claimed": _measure_cell(measure_of(lead, lead.numbers)),
+        "again": None if again is None else _measure_cell(measure_of(lead, again)),
         "status": one.status,
         "state": {REPEATS: "good", WITHIN: "good", OTHERWISE: "bad"}.get(one.status, "open"),
         "by": claim.by,
@@ -319,7 +321,7 @@ def _row(place: int, one: Posted) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _shown(measure: Measure) -> dict[str, str]:
+def _measure_cell(measure: Measure) -> dict[str, str]:
     """A measure in a cell: its difference, the interval of that, value and floor."""
     over, bracket, interval = measure.over_text().partition("[")
     floor = measure.number(measure.floor)
@@ -327,7 +329,7 @@ def _shown(measure: Measure) -> dict[str, str]:
     return {"over": over.strip(), "interval": bracket + interval, "value": value}
 
 
-def _measures(one: Posted) -> list[dict[str, str]]:
+def _measures(one: PostedClaim) -> list[dict[str, str]]:
     """Every claimed measure beside the repeated one."""
     check = one.checks[0] if one.checks else None
     words = {} if check is None else {
@@ -348,7 +350,7 @@ def _measures(one: Posted) -> list[dict[str, str]]:
     return out
 
 
-def _facts(one: Posted) -> dict[str, str]:
+def _facts(one: PostedClaim) -> dict[str, str]:
     claim, made = one.claim, one.claim.attack
     facts = {
         "File": one.file,

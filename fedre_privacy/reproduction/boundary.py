@@ -20,7 +20,7 @@ from fedre_privacy.eval.report.style import (
     SMALL,
     TEXT,
     VERMILLION,
-    framed,
+    framed_figure,
     plain,
     tidy,
 )
@@ -72,7 +72,7 @@ def decision_boundaries(
     """
     rows, columns = len(next(iter(methods.values()))), len(methods)
     cell, plot = 1.4, 2.1
-    figure = framed(0.8 + columns * cell, rows * cell + plot + 0.2, title, caption)
+    figure = framed_figure(0.8 + columns * cell, rows * cell + plot + 0.2, title, caption)
     grid = figure.add_gridspec(rows + 1, columns, height_ratios=[cell] * rows + [plot])
     extent = [_extent([views[k].points for views in methods.values()]) for k in range(rows)]
     for number, (heading, views) in enumerate(methods.items()):

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from fedre_privacy.blocks.traffic import Count, Exchange, Sizes
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.models.families import count_parameters
 from fedre_privacy.partition.pat import PAT
 from fedre_privacy.protocols.base import protocols
+from fedre_privacy.protocols.blocks.traffic import Count, Exchange, Sizes
 
+from .data_shares import Shares, published_labels, split_counts
 from .published_tables import (
     CLIENTS,
     DATA_SETS,
@@ -29,7 +30,6 @@ from .published_tables import (
     FedRALCost,
     FedREPair,
 )
-from .shares import Shares, published_labels, split_counts
 
 EXACT, CONSISTENT, RUN_DEPENDENT, DIFFERS = "exact", "consistent", "run-dependent", "differs"
 IMPOSSIBLE, ALIKE = "impossible", "like for like"
@@ -78,7 +78,7 @@ class ReportedCell:
     note: str = ""
 
 
-def printed(scalars: int) -> str:
+def printed_scalars(scalars: int) -> str:
     """Scalars as the tables print them: thousands with two decimals."""
     return f"{scalars / 1000:.2f}"
 
@@ -116,14 +116,14 @@ def _cell(row: FedREPair, direction: str, sizes: Sizes) -> ReportedCell:
     exchange, note = scalars(row.protocol, sizes), ""
     if row.method == "FedGen" and row.setting == "homogeneous":
         exchange = scalars(row.protocol, sizes, average="model")
-        heads = printed(sizes.clients * sizes.head)
+        heads = printed_scalars(sizes.clients * sizes.head)
         note = f"counts whole models; the protocol here sends heads, {heads}"
     if row.method == "FedGen" and direction == "down":
         note = f"{note}; generator not counted".removeprefix("; ")
     count = exchange.way(direction)
     paper = None if count is None else count.paper
     if row.method == "FedGH" and direction == "down" and paper is not None:
-        note = f"biases not counted; with them {printed(paper)}"
+        note = f"biases not counted; with them {printed_scalars(paper)}"
         paper -= sizes.clients * sizes.classes
     if row.method == "FPL" and direction == "down":
         clusters = _clusters(published, sizes)
@@ -132,7 +132,7 @@ def _cell(row: FedREPair, direction: str, sizes: Sizes) -> ReportedCell:
     elif paper is None:
         status, note = RUN_DEPENDENT, "ranks of one run"
     else:
-        status = EXACT if printed(paper) == f"{published:.2f}" else DIFFERS
+        status = EXACT if printed_scalars(paper) == f"{published:.2f}" else DIFFERS
     complete, nbytes = (count.complete, count.nbytes) if count else (None, None)
     return ReportedCell(row.method, row.protocol, row.setting, row.data_set, direction, published,
                         paper, complete, nbytes, status, note)  # fmt: skip
@@ -141,7 +141,7 @@ def _cell(row: FedREPair, direction: str, sizes: Sizes) -> ReportedCell:
 def _clusters(published: float, sizes: Sizes) -> int | None:
     """The whole number of clusters, one a class at least and P at most, that is printed so."""
     count = round(published * 1000 / (sizes.clients * sizes.dim))
-    fits = printed(sizes.clients * sizes.dim * count) == f"{published:.2f}"
+    fits = printed_scalars(sizes.clients * sizes.dim * count) == f"{published:.2f}"
     return count if fits and sizes.seen <= count <= sizes.pairs else None
 
 
@@ -195,7 +195,7 @@ class Total:
         """Whether the printed number is met."""
         if self.published is None:
             return ALIKE
-        return EXACT if printed(self.scalars) == f"{self.published:.2f}" else DIFFERS
+        return EXACT if printed_scalars(self.scalars) == f"{self.published:.2f}" else DIFFERS
 
 
 def table_4(pra: Shares) -> list[Total]:
@@ -282,7 +282,7 @@ def fedral_table_4() -> list[UploadCost]:
     return out
 
 
-def counted(statuses: Iterable[str]) -> dict[str, int]:
+def count_statuses(statuses: Iterable[str]) -> dict[str, int]:
     """Number of cells of each status, those that occur."""
     found = Counter(statuses)
     kinds = (EXACT, CONSISTENT, RUN_DEPENDENT, DIFFERS)

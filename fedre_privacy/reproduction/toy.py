@@ -16,18 +16,25 @@ import scipy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.blocks.shared_head import HeadTraining
-from fedre_privacy.blocks.state import SERVER_STATE, Client, Samples, Server, Setting, Training
 from fedre_privacy.core.config import knob, section
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.events import Event, Report, silent
 from fedre_privacy.core.files import write_frame
-from fedre_privacy.core.rng import seeded, stream
+from fedre_privacy.core.rng import seeded_generators, stream
 from fedre_privacy.eval.report.style import save_figure
 from fedre_privacy.federation import loop
 from fedre_privacy.federation.recorder import Recorder
 from fedre_privacy.models.split import SplitModel
 from fedre_privacy.protocols.base import Protocol
+from fedre_privacy.protocols.blocks.shared_head import HeadTraining
+from fedre_privacy.protocols.blocks.state import (
+    SERVER_STATE,
+    Client,
+    Samples,
+    Server,
+    Setting,
+    Training,
+)
 from fedre_privacy.protocols.fedallrep import FedAllRep
 from fedre_privacy.protocols.fedgh import FedGH
 from fedre_privacy.protocols.fedre import FedRE
@@ -147,7 +154,7 @@ def build_toy_model(hidden: int) -> SplitModel:
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
+class TrainedToy:
     """A federation after its last broadcast.
 
     Args:
@@ -160,7 +167,7 @@ class Trained:
     row: loop.Row
 
 
-def train_toy(protocol: Protocol, settings: ToySettings, seed: int) -> Trained:
+def train_toy(protocol: Protocol, settings: ToySettings, seed: int) -> TrainedToy:
     """Train one federation on one draw of the points.
 
     Equal seeds give equal points and equal first models to every protocol.
@@ -181,21 +188,21 @@ def train_toy(protocol: Protocol, settings: ToySettings, seed: int) -> Trained:
     )  # fmt: skip
     clients = []
     for k, (train, test) in enumerate(shares):
-        with seeded(seed, "toy model"):
+        with seeded_generators(seed, "toy model"):
             model = build_toy_model(settings.hidden)
         client = Client(k, model, train, test)
-        with seeded(seed, "protocol state", client=k):
+        with seeded_generators(seed, "protocol state", client=k):
             protocol.start_client(client, setting)
         clients.append(client)
-    with seeded(seed, SERVER_STATE):
+    with seeded_generators(seed, SERVER_STATE):
         server = protocol.start_server(setting)
     with tempfile.TemporaryDirectory() as scratch:
-        rows = loop.run(
+        rows = loop.run_rounds(
             protocol, clients, server, setting, checkpoints=Path(scratch), report=silent,
             recorder=Recorder(Path(scratch), lambda round: False),
             keep=lambda round, clients, emissions: None,
         )  # fmt: skip
-    return Trained(clients, server, rows[-1])
+    return TrainedToy(clients, server, rows[-1])
 
 
 @torch.no_grad()
@@ -226,7 +233,7 @@ class ToyResult:
     runs: pd.DataFrame
     means: pd.DataFrame
     differences: pd.DataFrame
-    shown: Mapping[str, Trained]
+    shown: Mapping[str, TrainedToy]
 
 
 MEASURES = ("acc_post_broadcast", "acc_post_local", "confidence")
@@ -243,7 +250,7 @@ def run_toy(settings: ToySettings = ToySettings(), report: Report = silent) -> T
     Raises:
         DivergedError: a loss or a message is not finite.
     """
-    shown: dict[str, Trained] = {}
+    shown: dict[str, TrainedToy] = {}
     rows = []
     for number in range(settings.seeds):
         seed = settings.seed + number

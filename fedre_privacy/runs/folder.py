@@ -17,20 +17,18 @@ from msgspec import Meta
 from fedre_privacy import __version__
 from fedre_privacy.core import files, lock
 from fedre_privacy.core.errors import ConfigError, DamagedInputError, FedreError, StorageError
-from fedre_privacy.core.schema import Hash, Word
-from fedre_privacy.core.system import writing
+from fedre_privacy.core.os_errors import file_write_errors
+from fedre_privacy.core.typed_yaml import Hash, Word
 
 log = logging.getLogger("fedre_privacy")
 log.propagate = False
 log.addHandler(logging.NullHandler())
 
 COMPLETE, PARTIAL, FAILED = "complete", "partial", "failed"
-
-
 Status = Annotated[str, Meta(pattern="^(complete|partial|failed)$")]
 
 
-class Begun(TypedDict, total=False):
+class BegunRecord(TypedDict, total=False):
     """What the records of trainings and of attacks begin with."""
 
     status: Status
@@ -64,13 +62,13 @@ def status_of(folder: Path) -> str | None:
     if not path.is_file():
         begun = folder.is_dir() and any(path.name != lock.LOCK for path in folder.iterdir())
         return PARTIAL if begun else None
-    return files.read_json(path, Begun).get("status", PARTIAL)
+    return files.read_json(path, BegunRecord).get("status", PARTIAL)
 
 
 def begin(folder: Path, *, resume: bool, restart: bool, what: str, wait: bool = False) -> bool:
     """Decide what happens to a folder that may exist; return True when it is already complete.
 
-    Nothing is changed yet: see `taken`.
+    Nothing is changed yet: see `claim_folder`.
 
     Args:
         wait: refuse nothing that another process may still complete.
@@ -85,11 +83,11 @@ def begin(folder: Path, *, resume: bool, restart: bool, what: str, wait: bool = 
     if wait:
         return False
     lock.refuse_if_held(folder)
-    return _finished(folder, resume=resume, restart=restart, what=what)
+    return _is_finished(folder, resume=resume, restart=restart, what=what)
 
 
 @contextmanager
-def taken(
+def claim_folder(
     folder: Path, *, resume: bool, restart: bool, what: str, wait: bool = False
 ) -> Iterator[bool]:
     """Hold a folder for work, and free it of what is not needed any more.
@@ -103,9 +101,9 @@ def taken(
     Raises:
         ConfigError, InUseError: as `begin`.
     """
-    with lock.held(folder, wait=wait):
+    with lock.lock_folder(folder, wait=wait):
         resume = resume or (wait and status_of(folder) is not None)
-        finished = _finished(folder, resume=resume, restart=restart, what=what)
+        finished = _is_finished(folder, resume=resume, restart=restart, what=what)
         if not finished:
             if restart:
                 _empty(folder)
@@ -115,7 +113,7 @@ def taken(
 
 def _empty(folder: Path) -> None:
     """Remove what is in a folder, but for its lock: first the record, which calls it complete."""
-    with writing(folder):
+    with file_write_errors(folder):
         (folder / "record.json").unlink(missing_ok=True)
         for path in folder.iterdir():
             if path.is_dir() and not path.is_symlink():
@@ -124,7 +122,7 @@ def _empty(folder: Path) -> None:
                 path.unlink()
 
 
-def _finished(folder: Path, *, resume: bool, restart: bool, what: str) -> bool:
+def _is_finished(folder: Path, *, resume: bool, restart: bool, what: str) -> bool:
     status = None if restart else status_of(folder)
     if status == COMPLETE:
         return True
@@ -134,12 +132,8 @@ def _finished(folder: Path, *, resume: bool, restart: bool, what: str) -> bool:
             next_step="Add --resume to go on from where it stopped, or --restart to begin anew.",
         )
     if status is None and resume and not restart and folder.parent.is_dir():
-        kin = folder.name.rsplit("-", 1)[0]
-        others = [
-            path.name
-            for path in sorted(folder.parent.glob(f"{kin}-*"))
-            if status_of(path) in (PARTIAL, FAILED)
-        ]
+        kin = sorted(folder.parent.glob(f"{folder.name.rsplit('-', 1)[0]}-*"))
+        others = [path.name for path in kin if status_of(path) in (PARTIAL, FAILED)]
         if others:
             raise ConfigError(
                 f"--resume found no unfinished {folder.name} with these settings; unfinished with "

@@ -15,6 +15,7 @@ from fedre_privacy.core.events import Report, silent
 from fedre_privacy.core.options import Constant, Option, option_in, options_of
 
 if TYPE_CHECKING:
+    from fedre_privacy.active_server.base import Steering
     from fedre_privacy.attacks.base import Attack
     from fedre_privacy.core.types import ThreatModel
     from fedre_privacy.data.base import Dataset
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from fedre_privacy.models.families import ModelSettings
     from fedre_privacy.partition.base import Partition
     from fedre_privacy.protocols.base import Protocol
-    from fedre_privacy.steering.base import Steering
 
 Settings = Mapping[str, Any]
 Name = str | Settings
@@ -71,8 +71,8 @@ ISOLATION = Annotated[
     "of the run; needs bubblewrap), process, same-process",
     Option(
         usual="the strictest that works here",
-        default=Constant("fedre_privacy.sealed.door:AUTO"),
-        choices=Constant("fedre_privacy.sealed.door:ISOLATION"),
+        default=Constant("fedre_privacy.sandbox.client:AUTO"),
+        choices=Constant("fedre_privacy.sandbox.client:ISOLATION"),
     ),
 ]
 SET = Annotated[
@@ -276,7 +276,7 @@ class WorldsOptions(TypedDict, total=False):
         "attack on signals of worlds; repeatable",
         Option(
             "NAME[:KEY=VALUE,...]",
-            Constant("fedre_privacy.play.worlds:usual"),
+            Constant("fedre_privacy.experiments.shadow_federations:usual"),
             default=(),
             flag="--attack",
             parse=REPEATED,

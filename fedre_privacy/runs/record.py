@@ -6,7 +6,7 @@ from typing import Annotated, Any, Required, TypedDict
 
 from msgspec import Meta
 
-from fedre_privacy.core.schema import Count, Hash, Line, Number, Seconds, Size, Word
+from fedre_privacy.core.typed_yaml import Count, Hash, Line, Number, Seconds, Size, Word
 from fedre_privacy.federation.accuracy import MOMENTS, SHARED
 
 from .folder import Status

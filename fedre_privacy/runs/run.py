@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from fedre_privacy.core import files
-from fedre_privacy.core.config import Loaded, load_yaml
-from fedre_privacy.core.contents import DTYPES
+from fedre_privacy.core.artifact_schema import DTYPES
+from fedre_privacy.core.config import LoadedYaml, load_yaml
 from fedre_privacy.core.errors import DamagedInputError, MissingInputError, nearest
-from fedre_privacy.core.manifest import MADE_FROM, Manifest, covering
+from fedre_privacy.core.manifest import MADE_FROM, Manifest, complete_manifest
 from fedre_privacy.core.registry import plugin_words
 from fedre_privacy.core.secrets import follows_from, learn
 from fedre_privacy.core.types import Broadcast, Mixture, Upload
@@ -29,7 +29,7 @@ from fedre_privacy.models.split import SplitModel
 
 from .folder import COMPLETE
 from .record import AT_END, NEEDED, Record, misfit
-from .resolving import required, resolve_training
+from .resolution import require_resolved, resolve_training
 from .settings import AttackSettings, TrainSettings
 
 SECRET = "Secret"
@@ -112,7 +112,7 @@ class Run:
         Raises:
             DamagedInputError: the folder has no readable one.
         """
-        return covering(self.folder)
+        return complete_manifest(self.folder)
 
     def unchanged(self, name: str) -> Path:
         """A file of the run by its name in the folder; what was recorded, if that is complete.
@@ -125,14 +125,14 @@ class Run:
             self.manifest.check(path)
         return path
 
-    def _kept(self, folder: str) -> list[str]:
+    def _recorded_files(self, folder: str) -> list[str]:
         """Names of the files that were recorded in a folder of the run."""
         if self._record["status"] == COMPLETE:
             return self.manifest.recorded(folder, "*.safetensors")
         return sorted(path.name for path in (self.folder / folder).glob("*.safetensors"))
 
     @cached_property
-    def loaded(self) -> Loaded:
+    def loaded(self) -> LoadedYaml:
         """The contents of ``config.yaml``."""
         return load_yaml(self.unchanged("config.yaml"))
 
@@ -141,29 +141,28 @@ class Run:
         """The settings it was trained with."""
         loaded = self.loaded
         problems: list[str] = []
-        settings = required(resolve_training(loaded.values, loaded.where, problems), problems)
+        settings = require_resolved(
+            resolve_training(loaded.values, loaded.where, problems), problems
+        )
         learn(self.folder, settings.train.secret)
         return settings
 
     @property
     def name(self) -> str:
-        """Name of the folder."""
         return self.folder.name
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """(C, H, W)."""
         channels, height, width = self.record["image_shape"]
         return channels, height, width
 
     @property
     def system(self) -> str:
-        """Name of the protocol."""
+        """Who uploads: the protocol."""
         return self.settings.protocol.name
 
     @property
     def class_names(self) -> list[str]:
-        """Names of the classes."""
         return list(self.record["classes"])
 
     def metrics(self) -> pd.DataFrame:
@@ -177,12 +176,11 @@ class Run:
 
     @property
     def defenses(self) -> tuple[Defense, ...]:
-        """What clients declare to do to their training and uploads, in order."""
+        """The defences of the training, in order."""
         return self.settings.defense
 
     @property
     def active(self) -> str:
-        """The mark of a run whose server is not honest; else empty."""
         return self.settings.active
 
     def messages(self) -> Messages:
@@ -194,7 +192,7 @@ class Run:
         self.unchanged("uploads/index.json")
         there = {path.name for path in (self.folder / "uploads").glob("r*.safetensors")}
         wanted = None if rounds is None else {f"r{round:04d}.safetensors" for round in rounds}
-        for name in sorted({*self._kept("uploads"), *there}):
+        for name in sorted({*self._recorded_files("uploads"), *there}):
             if wanted is None or name in wanted:
                 self.unchanged(f"uploads/{name}")
 
@@ -204,15 +202,12 @@ class Run:
         return rounds_recorded(self.folder / "uploads")
 
     def plain(self) -> dict[str, Any]:
-        """The settings of the training."""
         return self.settings.plain()
 
     def identity(self) -> dict[str, Any]:
-        """The run's name, and the hash of its manifest."""
         return {"run": self.name, MADE_FROM: self.manifest.sha256}
 
     def provenance(self) -> dict[str, str]:
-        """What was trained, where, and how well it learnt."""
         record, moment = self.record, self.settings.protocol.headline
         final = record.get("final", {})
         accuracy = final.get(f"acc_{moment}")
@@ -229,11 +224,9 @@ class Run:
         }
 
     def headline(self) -> dict[str, str]:
-        """The protocol, and the training in a line."""
         return {"Protocol": f"{self.system}: {self.record['summary']}"}
 
     def repeat(self, attack: AttackSettings, folder: Path) -> tuple[str, str]:
-        """The command that repeats an attack, given in the attack's folder."""
         own = plugin_words([*self.settings.plugins(), *attack.plugins()])
         return f"fedre-attack --config config.yaml --runs-dir ../../..{own}", (
             "To be given in the folder of this page. It finds this run and this attack and reads "
@@ -243,12 +236,10 @@ class Run:
 
     @property
     def bound(self) -> str:
-        """What no attack on images can exceed by what its defences guarantee; empty without any."""
         return str(self.record.get("privacy", {}).get("bound", ""))
 
     @property
     def notes(self) -> list[str]:
-        """What the data set says about itself."""
         return list(self.record.get("data_notes", ()))
 
     def secrets(self) -> list[Path]:
@@ -269,7 +260,7 @@ class Run:
 
     def kept_rounds(self) -> list[int]:
         """Rounds whose extractors were kept, ascending."""
-        return _rounds(self._kept("models"), "r")
+        return _rounds(self._recorded_files("models"), "r")
 
     def model(self, client: int, round: int) -> SplitModel:
         """The model of a client as it was when it made its upload of a round.
@@ -289,7 +280,6 @@ class Run:
         return model.eval().requires_grad_(False)
 
     def extractor(self, client: int, round: int) -> nn.Module:
-        """The extractor of `model`."""
         return self.model(client, round).extractor
 
     def state(self, client: int, round: int) -> dict[str, Tensor]:
@@ -298,8 +288,14 @@ class Run:
         Raises:
             MissingInputError: the round's models were not kept (the nearest one is named).
         """
-        prefix = f"client{client}/"
-        state = {k.removeprefix(prefix): v for k, v in self._models(round, prefix).items()}
+        kept, prefix = self.kept_rounds(), f"client{client}/"
+        if not kept:
+            raise MissingInputError(f"{self.folder} kept no extractors: models/ is empty.")
+        if round not in kept:
+            raise self._not_kept("extractors", round, kept)
+        path = self.unchanged(f"models/r{round:04d}.safetensors")
+        tensors = files.read_tensors(path, prefix=prefix)
+        state = {name.removeprefix(prefix): value for name, value in tensors.items()}
         broken = [name for name, one in state.items() if one.dtype not in DTYPES]
         broken += [name for name, one in state.items() if not bool(one.isfinite().all())]
         if broken:
@@ -309,19 +305,13 @@ class Run:
             )
         return state
 
-    def _models(self, round: int, prefix: str) -> dict[str, Tensor]:
-        kept = self.kept_rounds()
-        if round not in kept:
-            if not kept:
-                raise MissingInputError(f"{self.folder} kept no extractors: models/ is empty.")
-            near = min(kept, key=lambda r: abs(r - round))
-            raise MissingInputError(
-                f"The extractors of round {round} were not kept; kept: "
-                f"{', '.join(map(str, kept))}.",
-                next_step=f"Use --set eval.round={near}, or train with --set record.keep_every=1.",
-            )
-        path = self.unchanged(f"models/r{round:04d}.safetensors")
-        return files.read_tensors(path, prefix=prefix)
+    def _not_kept(self, what: str, round: int, kept: list[int]) -> MissingInputError:
+        near = min(kept, key=lambda r: abs(r - round))
+        return MissingInputError(
+            f"The {what} of round {round} {'was' if what == 'truth' else 'were'} not kept; kept: "
+            f"{', '.join(map(str, kept))}.",
+            next_step=f"Use --set eval.round={near}, or train with --set record.keep_every=1.",
+        )
 
     def split_indices(self, samples: int | None = None) -> tuple[list[Tensor], list[Tensor]]:
         """Training and test indices of each client (evaluator only).
@@ -332,26 +322,22 @@ class Run:
         Raises:
             MissingInputError, DamagedInputError: absent, or no split of that data set.
         """
-        tensors, clients = self._private("split.safetensors"), len(self.record["class_counts"])
-        names = {part: [f"{part}{k}" for k in range(clients)] for part in ("train", "test")}
-        absent = [name for own in names.values() for name in own if name not in tensors]
-        every = [one.reshape(-1) for one in tensors.values()]
-        if absent or not all(_indices(one) for one in tensors.values()):
-            raise self._damaged("split.safetensors", "holds no samples of each client")
-        whole = torch.cat(every)
+        file, clients = "split.safetensors", len(self.record["class_counts"])
+        tensors = self._private(file)
+        train, test = ([tensors.get(f"{p}{k}") for k in range(clients)] for p in ("train", "test"))
+        if not all(one is not None and _indices(one) for one in (*train, *test)):
+            raise self._damage_error(file, "holds no samples of each client")
+        trained, tested = ([one for one in part if one is not None] for part in (train, test))
+        whole = torch.cat([*trained, *tested])
         if len(whole.unique()) < len(whole):
-            raise self._damaged("split.safetensors", "holds a sample twice")
+            raise self._damage_error(file, "holds a sample twice")
         if samples is not None and len(whole) and int(whole.max()) >= samples:
-            raise self._damaged("split.safetensors", "holds samples that the data set lacks")
-        sizes = [sum(counts) for counts in self.record["class_counts"]]
-        if [len(tensors[name]) for name in names["train"]] != sizes:
-            raise self._damaged("split.safetensors", "does not fit the class_counts of the record")
-        return (
-            [tensors[name] for name in names["train"]],
-            [tensors[name] for name in names["test"]],
-        )
+            raise self._damage_error(file, "holds samples that the data set lacks")
+        if list(map(len, trained)) != [sum(counts) for counts in self.record["class_counts"]]:
+            raise self._damage_error(file, "does not fit the class_counts of the record")
+        return trained, tested
 
-    def _damaged(self, name: str, what: str) -> DamagedInputError:
+    def _damage_error(self, name: str, what: str) -> DamagedInputError:
         return DamagedInputError(
             f"{self.folder / 'private' / name} {what}: it was changed.",
             next_step="Restore the file, or train again with fedre-train --restart.",
@@ -359,23 +345,19 @@ class Run:
 
     def mixtures(self, round: int) -> dict[tuple[int, int], Mixture]:
         """(client, artifact number) to the provenance of its rows (evaluator only)."""
-        kept = _rounds(self._kept("private"), "mixtures-r")
+        kept = _rounds(self._recorded_files("private"), "mixtures-r")
         if kept and round not in kept:
-            near = min(kept, key=lambda r: abs(r - round))
-            raise MissingInputError(
-                f"The truth of round {round} was not kept; kept: {', '.join(map(str, kept))}.",
-                next_step=f"Use --set eval.round={near}, or train with --set record.keep_every=1.",
-            )
+            raise self._not_kept("truth", round, kept)
         file = f"mixtures-r{round:04d}.safetensors"
         tensors, out = self._private(file), {}
         sizes = [sum(counts) for counts in self.record["class_counts"]]
         for key in {name.rpartition("/")[0] for name in tensors}:
             match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", key)
-            parts = [tensors.get(f"{key}/{part}") for part in ("row", "sample", "weight")]
-            rows = tensors.get(f"{key}/num_rows")
-            if match is None or rows is None or rows.dim() or rows.is_floating_point():
-                raise self._damaged(file, f"holds no provenance of '{key}'")
-            row, sample, weight = (torch.zeros(0, 0) if one is None else one for one in parts)
+            names = ("num_rows", "row", "sample", "weight")
+            none = torch.zeros(0, 0)
+            rows, row, sample, weight = (tensors.get(f"{key}/{name}", none) for name in names)
+            if match is None or rows.dim() or rows.is_floating_point():
+                raise self._damage_error(file, f"holds no provenance of '{key}'")
             client, count = int(match[1]), int(rows)
             if (
                 not (_indices(row) and _indices(sample) and weight.is_floating_point())
@@ -386,12 +368,12 @@ class Run:
                 or (len(sample) and int(sample.max()) >= sizes[client])
                 or not bool(weight.isfinite().all())
             ):
-                raise self._damaged(file, f"holds a provenance of '{key}' that cannot be")
+                raise self._damage_error(file, f"holds a provenance of '{key}' that cannot be")
             out[client, int(match[2])] = Mixture(row, sample, weight, num_rows=count)
         return out
 
     def _private(self, name: str) -> dict[str, Tensor]:
-        if name not in self._kept("private"):
+        if name not in self._recorded_files("private"):
             raise MissingInputError(
                 f"{self.folder} has no truth to score against ({name} is absent): it was "
                 "recorded with record.truth=false.",

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fedre_privacy.active_server.base import Steering, declaration
 from fedre_privacy.attacks.base import RECOVERED, Attack, attacks
-from fedre_privacy.blocks.state import Training
 from fedre_privacy.core import files
 from fedre_privacy.core.config import knob, modules_of, plain, plain_plugin
 from fedre_privacy.core.registry import not_installed
@@ -21,10 +21,10 @@ from fedre_privacy.models.families import PRIVATE, ModelSettings, members_of
 from fedre_privacy.models.zoo import architectures
 from fedre_privacy.partition.base import Partition
 from fedre_privacy.protocols.base import Protocol
-from fedre_privacy.steering.base import Steering, declaration
+from fedre_privacy.protocols.blocks.state import Training
 from fedre_privacy.threats.base import threats
 
-from .coins import Coins
+from .membership_game import Coins
 from .options import ATTACK_SECTIONS as ATTACK_SECTIONS
 from .options import TRAIN_SECTIONS as TRAIN_SECTIONS
 

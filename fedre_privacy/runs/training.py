@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 
-from fedre_privacy.blocks.state import Client
 from fedre_privacy.core import files
 from fedre_privacy.core.errors import DamagedInputError, MissingInputError
 from fedre_privacy.core.events import Event, Report, silent
@@ -20,26 +19,17 @@ from fedre_privacy.core.types import Emission
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.federation import loop
 from fedre_privacy.federation.recorder import Recorder
+from fedre_privacy.protocols.blocks.state import Client
 
-from .disk import message_bytes, record_bytes, refuse_full, written_bytes
-from .folder import COMPLETE, Begun, begin, log, logging_to, taken, write_end
-from .preparing import Prepared, models_bytes, prepare
-from .public import held_by_server
+from . import run_writer as writing
+from .disk_space import message_bytes, record_bytes, refuse_full, written_bytes
+from .folder import COMPLETE, BegunRecord, begin, claim_folder, log, logging_to, write_end
+from .initial_state import begin_server, build_clients
+from .preparation import PreparedTraining, models_bytes, prepare
+from .public_images import held_by_server
 from .run import Run
+from .run_writer import CHECKPOINTS, UPLOADS, Metrics, without_clients
 from .settings import TrainSettings
-from .starting import begin_server, build_clients
-from .writing import (
-    CHECKPOINTS,
-    UPLOADS,
-    Metrics,
-    first_record,
-    list_written,
-    mixtures,
-    mixtures_file,
-    models_file,
-    without_clients,
-    write_split,
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +42,7 @@ class Work:
     """
 
     settings: TrainSettings
-    prepared: Prepared
+    prepared: PreparedTraining
     folder: Path
     resume: bool
     report: Report
@@ -72,7 +62,7 @@ def train(
     restart: bool = False,
     wait: bool = False,
     report: Report = silent,
-    prepared: Prepared | None = None,
+    prepared: PreparedTraining | None = None,
     engine: Engine | None = None,
 ) -> Run:
     """Train and record a run, or return the identical one that was trained before.
@@ -91,24 +81,20 @@ def train(
     folder = runs / settings.run_name
     learn(folder, settings.train.secret)
     if begin(folder, resume=resume, restart=restart, what="Run", wait=wait):
-        return _reused(settings, folder, report)
+        return _reuse_run(settings, folder, report)
     # before an earlier run goes: what cannot be trained must not cost it
     prepared = prepared or prepare(settings, device)
     models = models_bytes(settings, prepared.setting)
-    refuse_full(
-        settings,
-        record_bytes(prepared.record, settings.train.rounds, 0, models),
-        folder,
-        written_bytes(folder),
-    )
-    with taken(folder, resume=resume, restart=restart, what="Run", wait=wait) as finished:
+    needed = record_bytes(prepared.record, settings.train.rounds, 0, models)
+    refuse_full(settings, needed, folder, written_bytes(folder))
+    with claim_folder(folder, resume=resume, restart=restart, what="Run", wait=wait) as finished:
         if finished:
-            return _reused(settings, folder, report)
+            return _reuse_run(settings, folder, report)
         with logging_to(folder):
             return _train(settings, prepared, folder, resume or wait, report, engine or in_process)
 
 
-def _reused(settings: TrainSettings, folder: Path, report: Report) -> Run:
+def _reuse_run(settings: TrainSettings, folder: Path, report: Report) -> Run:
     """The run of a folder; refused where the files of its data set now hold other images."""
     run = Run(folder)
     if settings.data.sources() and settings.coins is None:
@@ -137,16 +123,16 @@ def require_same(data: ImageData, before: str | None, name: str, done: str = "tr
 
 def _train(
     settings: TrainSettings,
-    prepared: Prepared,
+    prepared: PreparedTraining,
     folder: Path,
     resume: bool,
     report: Report,
     engine: Engine,
 ) -> Run:
     started = time.monotonic()
-    record = first_record(settings, prepared)
+    record = writing.first_record(settings, prepared)
     if resume and (folder / "record.json").is_file():
-        before = files.read_json(folder / "record.json", Begun).get("data_sha256")
+        before = files.read_json(folder / "record.json", BegunRecord).get("data_sha256")
         require_same(prepared.data, before, folder.name, "started")
     log.info("training %s on %s", folder.name, record["device"])
     if settings.active:
@@ -156,7 +142,7 @@ def _train(
     files.write_yaml(folder / "config.yaml", settings.plain())
     files.write_json(folder / "record.json", record)
     if settings.record.truth:
-        write_split(folder, prepared.split)
+        writing.write_split(folder, prepared.split)
         if settings.train.secret:
             write_secret(folder, settings.train.secret)
     table = Metrics(folder)
@@ -185,7 +171,7 @@ def _train(
         "final": {k: v for k, v in without_clients(table.rows[-1]).items() if k != "wall_s"},
     }
     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-    list_written(folder, record)
+    writing.list_written(folder, record)
     files.write_json(folder / "record.json", record)
     log.info("complete: %s", record["final"])
     report(Event("train.done", {"folder": str(folder), "wall_s": record["wall_s"]}))
@@ -209,12 +195,14 @@ def in_process(work: Work) -> None:
             for client in clients
             for name, value in client.model.state_dict().items()
         }
-        files.write_tensors(models_file(folder, round), tensors)
+        files.write_tensors(writing.models_file(folder, round), tensors)
         if settings.record.truth:
             with files.private():
-                files.write_tensors(mixtures_file(folder, round), mixtures(emissions))
+                files.write_tensors(
+                    writing.mixtures_file(folder, round), writing.mixtures(emissions)
+                )
 
-    loop.run(
+    loop.run_rounds(
         settings.protocol,
         clients,
         server,

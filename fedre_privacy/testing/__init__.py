@@ -20,20 +20,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from fedre_privacy.active_server.base import steerings
+from fedre_privacy.active_server.detectors.base import detectors
 from fedre_privacy.attacks.base import attacks
-from fedre_privacy.attacks.shadows.base import shadow_attacks
-from fedre_privacy.core.errors import unknown
-from fedre_privacy.core.registry import Named, Registry
+from fedre_privacy.attacks.shadow_attacks.base import shadow_attacks
+from fedre_privacy.core.errors import unknown_name
+from fedre_privacy.core.registry import NameTable, Registry
 from fedre_privacy.data.base import datasets
 from fedre_privacy.defenses.base import defenses
-from fedre_privacy.detectors.base import detectors
 from fedre_privacy.entanglement.base import schemes
 from fedre_privacy.eval.metrics.base import metrics
+from fedre_privacy.experiments.questions.base import questions
 from fedre_privacy.models.zoo import architectures
 from fedre_privacy.partition.base import partitions
-from fedre_privacy.play.questions.base import questions
 from fedre_privacy.protocols.base import protocols
-from fedre_privacy.steering.base import steerings
 from fedre_privacy.threats.base import threats
 
 from . import (
@@ -58,7 +58,7 @@ class Suite:
         some: checks of those parts for which `applies` is true.
     """
 
-    registry: Named[Any]
+    registry: NameTable[Any]
     checks: Sequence[Check]
     some: Sequence[Check] = ()
     applies: Callable[[Any], bool] = bool
@@ -133,7 +133,7 @@ def checks(kind: str, name: str) -> Iterator[tuple[str, Callable[[], None]]]:
         FedreError: there is no such part, or it cannot be imported.
     """
     if kind not in SUITES:
-        raise ValueError(unknown("kind of part", kind, list(SUITES)))
+        raise ValueError(unknown_name("kind of part", kind, list(SUITES)))
     suite = SUITES[kind]
     part = suite.part(name)
     for check in suite.of(part):

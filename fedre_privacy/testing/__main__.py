@@ -6,9 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from fedre_privacy.core.blame import is_plugin
 from fedre_privacy.core.errors import FedreError
-from fedre_privacy.core.registry import import_plugins, typed
+from fedre_privacy.core.plugin_errors import is_plugin
+from fedre_privacy.core.registry import allow_module_paths, import_plugins
 
 from . import SUITES, NotApplicable, checks
 
@@ -34,10 +34,10 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def chosen(parts: Sequence[str], *, every: bool) -> list[tuple[str, str]]:
+def choose_parts(parts: Sequence[str], *, every: bool) -> list[tuple[str, str]]:
     """Kinds and names of the parts to check: those given, else all or all that are not built in."""
     if parts:
-        typed(*(part.partition(":")[2] for part in parts))
+        allow_module_paths(*(part.partition(":")[2] for part in parts))
         return [(kind, name) for kind, _, name in (part.partition(":") for part in parts)]
     return [
         (kind, name)
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     failed = done = 0
     try:
         import_plugins(options.plugin)
-        for kind, name in chosen(options.parts, every=options.all):
+        for kind, name in choose_parts(options.parts, every=options.all):
             for title, check in checks(kind, name):
                 done += 1
                 word, why = "kept", ""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import Attack, Context, attacks, can_read
-from fedre_privacy.core.answers import typed
+from fedre_privacy.core.answers import typed_answer
 from fedre_privacy.core.artifacts import (
     Artifact,
     EntangledRep,
@@ -19,20 +19,29 @@ from fedre_privacy.core.artifacts import (
     HeadState,
     Prototypes,
 )
-from fedre_privacy.core.blame import is_plugin
 from fedre_privacy.core.config import build, knobs
 from fedre_privacy.core.errors import DivergedError, IncompatibleError
 from fedre_privacy.core.outcomes import Outcome, Reconstruction
+from fedre_privacy.core.plugin_errors import is_plugin
 from fedre_privacy.core.types import Knowledge, Observation, Upload
-from fedre_privacy.play.attack import prepare_attack
-from fedre_privacy.play.fit import check_ahead
-from fedre_privacy.play.questions.base import Trial, questions
+from fedre_privacy.experiments.attack import prepare_attack
+from fedre_privacy.experiments.compatibility import check_ahead
+from fedre_privacy.experiments.questions.base import Trial, questions
 from fedre_privacy.protocols.base import protocols
-from fedre_privacy.runs.resolving import resolve_attack
+from fedre_privacy.runs.resolution import resolve_attack
 from fedre_privacy.runs.settings import AttackSettings, target_names
 from fedre_privacy.threats.base import threats
 
-from .federation import NotApplicable, equal, expect, name_of, once, settings_of, survives, trained
+from .federation import (
+    NotApplicable,
+    equal,
+    expect,
+    name_of,
+    once,
+    settings_of,
+    survives,
+    trained_run,
+)
 
 BRIEF: dict[str, dict[str, Any]] = {
     "decoder": {"updates": 4, "width": 4},
@@ -79,7 +88,7 @@ def brief(cls: type[Attack]) -> dict[str, Any]:
     }
 
 
-def asked(cls: type[Attack]) -> tuple[str, AttackSettings]:
+def protocol_to_attack(cls: type[Attack]) -> tuple[str, AttackSettings]:
     """A protocol that an attack can be run on, and how it is asked; ``strong`` where that does.
 
     Raises:
@@ -116,8 +125,8 @@ def scene(cls: type[Attack]) -> Scene:
         made = build(cls, brief(cls), at="attack", problems=[])
         assert made is not None
         return Scene(made, linear_first(), None)
-    protocol, settings = asked(cls)
-    trial = prepare_attack(trained(protocol, *cls.steered[:1]), settings)
+    protocol, settings = protocol_to_attack(cls)
+    trial = prepare_attack(trained_run(protocol, *cls.steered[:1]), settings)
     return Scene(settings.attack, trial.observation, trial)
 
 
@@ -229,7 +238,7 @@ def answers_what_is_asked(cls: type[Attack]) -> None:
     one, answer = scene(cls), first_answer(cls)
     kind = questions.get(cls.answers)().outcome()
     expect(isinstance(answer, kind), f"It returned a {type(answer).__name__}, no {kind.__name__}.")
-    converted, problems = typed(answer, one.observation)
+    converted, problems = typed_answer(answer, one.observation)
     problems = problems or answer.problems(one.observation)
     expect(not problems, f"It {' '.join(problems)}")
     expect(not answer.lost, "Nothing in its answer to a sound observation is finite.")
@@ -341,7 +350,7 @@ def budgets_of_nothing_are_refused(cls: type[Attack]) -> None:
         expect(made is None and bool(problems), f"It takes {key}=0, with which it does nothing.")
 
 
-class _Killed(Exception):
+class _Interruption(Exception):
     """An interruption."""
 
 
@@ -359,7 +368,7 @@ class Box:
         self.saved.append(name)
         self.pieces[name] = tensors
         if self.deadly:
-            raise _Killed
+            raise _Interruption
 
 
 def what_is_kept_is_taken_up_again(cls: type[Attack]) -> None:
@@ -379,7 +388,7 @@ def what_is_kept_is_taken_up_again(cls: type[Attack]) -> None:
     try:
         one.attack(one.observation, Context(seed=SEED, cache=dead))
     except Exception as error:
-        killed = isinstance(error, _Killed) or isinstance(error.__cause__, _Killed)
+        killed = isinstance(error, _Interruption) or isinstance(error.__cause__, _Interruption)
         expect(killed, f"An interruption became a {type(error).__name__}.")
     rest = Box(dead.pieces)
     resumed = one.attack(one.observation, Context(seed=SEED, cache=rest))

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.core.config import build_plugin, knobs, plain_plugin
-from fedre_privacy.core.registry import Registry, typed
+from fedre_privacy.core.registry import Registry, allow_module_paths
 from fedre_privacy.protocols.base import protocols
-from fedre_privacy.runs.resolving import resolve_training
+from fedre_privacy.runs.resolution import resolve_training
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import TrainSettings
 from fedre_privacy.runs.training import train
@@ -58,7 +58,7 @@ def name_of(part: type, registry: Registry[Any]) -> str:
     if own in registry.names() and registry.get(own) is part:
         return own
     path = f"{part.__module__}:{part.__qualname__}"
-    typed(path)
+    allow_module_paths(path)
     if not own:
         part.name = path  # type: ignore[attr-defined]
     return path
@@ -107,7 +107,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 @cache
-def trained(protocol: str, *steered: str) -> Run:
+def trained_run(protocol: str, *steered: str) -> Run:
     """The run of a protocol, maybe under steerings, trained when first asked for; read only."""
     return train(settings_of(protocol, steering=list(steered)), runs=Path(_folder().name))
 

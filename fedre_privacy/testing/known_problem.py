@@ -20,7 +20,7 @@ from fedre_privacy.core.config import build, knobs
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import (
     Knowledge,
-    LocalTraining,
+    LocalTrainingFacts,
     Mixture,
     Observation,
     Rehearsal,
@@ -32,10 +32,10 @@ from fedre_privacy.data.digits import Digits
 from fedre_privacy.eval import PublicImages, Scores
 from fedre_privacy.eval.metrics.psnr import Psnr
 from fedre_privacy.eval.verdict import LEAKS, NOT_EXPLAINED
+from fedre_privacy.experiments.questions.images import TARGET, ImageTrial
+from fedre_privacy.experiments.targets import TargetGroup
+from fedre_privacy.experiments.truth_check import agreement
 from fedre_privacy.models.split import Normalise
-from fedre_privacy.play.agreement import agreement
-from fedre_privacy.play.questions.images import TARGET, ImageTrial
-from fedre_privacy.play.targets import TargetGroup
 from fedre_privacy.runs.settings import AttackSettings, Evaluation
 from fedre_privacy.threats.base import threats
 
@@ -115,7 +115,7 @@ def rotation(seed: int) -> nn.Module:
     return nn.Sequential(Normalise(), nn.Flatten(), linear).eval().requires_grad_(False)
 
 
-def observed(artifacts: Sequence[Artifact], clients: int = 2) -> Observation:
+def observation_of(artifacts: Sequence[Artifact], clients: int = 2) -> Observation:
     """Uploads of clients that never leave their start, seen by an attacker who knows everything."""
     extractors = {owner: rotation(seed) for seed, owner in enumerate(OWNERS[:clients])}
     targets = tuple(
@@ -132,7 +132,7 @@ def observed(artifacts: Sequence[Artifact], clients: int = 2) -> Observation:
         num_classes=10,
         aux=digits().images[10:].float() / 255,
         aux_labels=digits().labels[10:],
-        training=LocalTraining(0.1, 1, 5, {client: 5 for client, _ in extractors}),
+        training=LocalTrainingFacts(0.1, 1, 5, {client: 5 for client, _ in extractors}),
         initial={(client, 0): Whole(net) for (client, _), net in extractors.items()},
         rehearse=cast(Rehearsal, Still()),  # all that attacks on representations ask of it
     )
@@ -148,7 +148,7 @@ def representations() -> tuple[Tensor, ...]:
 def problem(change: Callable[[Tensor], Tensor] = lambda reps: reps) -> Observation:
     """Ten digits of two clients, five each, whose representations may be changed."""
     sent = [change(reps.clone()) for reps in representations()]
-    return observed([Representations(r, torch.zeros(5, dtype=torch.int64)) for r in sent])
+    return observation_of([Representations(r, torch.zeros(5, dtype=torch.int64)) for r in sent])
 
 
 def applies(cls: type[Attack]) -> bool:
@@ -157,7 +157,7 @@ def applies(cls: type[Attack]) -> bool:
     return reads and not cls.steered and not cls.particular
 
 
-def made(cls: type[Attack], table: dict[str, dict[str, Any]], **settings: Any) -> Attack:
+def attack_of(cls: type[Attack], table: dict[str, dict[str, Any]], **settings: Any) -> Attack:
     """An attack with the settings that a table has for it; briefly, few of each loop."""
     name_of(cls, attacks)
     known = {knob.name for knob in knobs(cls)}
@@ -184,20 +184,20 @@ def floor() -> float:
 
 
 @once
-def found(cls: type[Attack]) -> Reconstruction:
+def answer_of(cls: type[Attack]) -> Reconstruction:
     """What an attack finds in the known problem."""
-    answer: Reconstruction = made(cls, QUICK)(problem())
+    answer: Reconstruction = attack_of(cls, QUICK)(problem())
     return answer
 
 
 @once
-def sketched(cls: type[Attack]) -> Reconstruction:
+def short_answer_of(cls: type[Attack]) -> Reconstruction:
     """What an attack finds there with few steps."""
-    answer: Reconstruction = made(cls, BRIEF)(problem())
+    answer: Reconstruction = attack_of(cls, BRIEF)(problem())
     return answer
 
 
-def judged(attack: Attack, seen: Observation, answer: Reconstruction) -> Scores:
+def card_of(attack: Attack, seen: Observation, answer: Reconstruction) -> Scores:
     """The card of an answer, each digit a unit of its own."""
     truth = originals()
     count, number = len(truth), torch.arange(len(truth))
@@ -232,7 +232,7 @@ def rows_equal(one: Reconstruction, other: Reconstruction, rows: Tensor) -> bool
 
 def finds_images_that_nothing_hides(cls: type[Attack]) -> None:
     """It beats every picture given for all targets, target by target, and its prior does not."""
-    answer = found(cls)
+    answer = answer_of(cls)
     reached = psnr_db(answer.images)
     expect(
         reached > floor() + MARGIN_DB,
@@ -246,13 +246,13 @@ def finds_images_that_nothing_hides(cls: type[Attack]) -> None:
 
 def finds_nothing_in_other_uploads(cls: type[Attack]) -> None:
     """Given the upload of another image it does not answer the one sought."""
-    answer = made(cls, QUICK)(problem(lambda reps: reps.roll(1, 0)))
+    answer = attack_of(cls, QUICK)(problem(lambda reps: reps.roll(1, 0)))
     expect(psnr_db(answer.images) < floor() + 0.5, "It answers what it was not shown.")
 
 
 def its_answers_explain_the_uploads(cls: type[Attack]) -> None:
     """The card of what it finds says that it leaks, and that answers explain the uploads."""
-    card = judged(made(cls, QUICK), problem(), found(cls))
+    card = card_of(attack_of(cls, QUICK), problem(), answer_of(cls))
     share = card.get("explained")
     least = share.over_interval[0] if share.over_interval else -1.0
     value, floors = share.value, -1.0 if share.floor is None else share.floor
@@ -263,15 +263,15 @@ def its_answers_explain_the_uploads(cls: type[Attack]) -> None:
 
 def uploads_of_others_are_not_explained(cls: type[Attack]) -> None:
     """Where rows are in another order than the truth, the verdict says so."""
-    attack, seen = made(cls, BRIEF), problem(lambda reps: reps.roll(1, 0))
-    card = judged(attack, seen, attack(seen))
+    attack, seen = attack_of(cls, BRIEF), problem(lambda reps: reps.roll(1, 0))
+    card = card_of(attack, seen, attack(seen))
     expect(card.verdict.word == NOT_EXPLAINED, f"The verdict is '{card.verdict.word}'.")
     expect("order of rows" in card.verdict.because, "The verdict does not name the order of rows.")
 
 
 def shapes_and_ranges(cls: type[Attack]) -> None:
     """Images in [0, 1], a fit that is no less than 0, a trace with ascending steps."""
-    answer = sketched(cls)
+    answer = short_answer_of(cls)
     for images in (answer.images, answer.prior):
         expect(images.shape == (10, 1, 16, 16) and not images.requires_grad, "Images are amiss.")
         expect(0 <= float(images.min()) <= float(images.max()) <= 1, "Images leave [0, 1].")
@@ -286,16 +286,18 @@ def shapes_and_ranges(cls: type[Attack]) -> None:
 
 def other_kinds_are_read_as_well(cls: type[Attack]) -> None:
     """The same vector as a prototype or an entangled representation has the same answer."""
-    attack = made(cls, BRIEF)
+    attack = attack_of(cls, BRIEF)
     rows = [reps[:1] for reps in representations()]
     kinds: dict[type[Artifact], Callable[[Tensor], Artifact]] = {
         Prototypes: lambda r: Prototypes(r, torch.tensor([1])),
         EntangledRep: lambda r: EntangledRep(r[0], torch.ones(10) / 10),
     }
-    plain = attack(observed([Representations(r, torch.zeros(1, dtype=torch.int64)) for r in rows]))
+    plain = attack(
+        observation_of([Representations(r, torch.zeros(1, dtype=torch.int64)) for r in rows])
+    )
     for kind, build_one in kinds.items():
         if issubclass(kind, cls.consumes):
-            answer = attack(observed([build_one(r) for r in rows]))
+            answer = attack(observation_of([build_one(r) for r in rows]))
             same = rows_equal(answer, plain, torch.arange(2))
             expect(same, f"The same vectors as {kind.__name__} have another answer.")
 
@@ -303,16 +305,18 @@ def other_kinds_are_read_as_well(cls: type[Attack]) -> None:
 def the_order_of_uploads_changes_nothing(cls: type[Attack]) -> None:
     """Answers follow their targets, bit for bit."""
     seen = problem()
-    turned = made(cls, BRIEF)(replace(seen, targets=seen.targets[::-1]))
+    turned = attack_of(cls, BRIEF)(replace(seen, targets=seen.targets[::-1]))
     rows = torch.arange(10).roll(5)
-    expect(rows_equal(turned, sketched(cls), rows), "Answers depend on the order of uploads.")
+    expect(
+        rows_equal(turned, short_answer_of(cls), rows), "Answers depend on the order of uploads."
+    )
 
 
 def a_start_is_a_targets_own(cls: type[Attack]) -> None:
     """What is shown before fitting does not depend on who else is attacked."""
     seen = problem()
-    alone = made(cls, BRIEF)(replace(seen, targets=seen.targets[1:]))
-    near = torch.allclose(alone.prior, sketched(cls).prior[5:], atol=1e-5)
+    alone = attack_of(cls, BRIEF)(replace(seen, targets=seen.targets[1:]))
+    near = torch.allclose(alone.prior, short_answer_of(cls).prior[5:], atol=1e-5)
     expect(near, "The start of a target depends on which others are attacked.")
 
 
@@ -321,8 +325,8 @@ def the_chunk_changes_nothing(cls: type[Attack]) -> None:
     if "chunk" not in {knob.name for knob in knobs(cls)}:
         raise NotApplicable("it has no setting 'chunk'")
     for chunk in (1, 3):
-        answer = made(cls, BRIEF, chunk=chunk)(problem())
-        same = rows_equal(answer, sketched(cls), torch.arange(10))
+        answer = attack_of(cls, BRIEF, chunk=chunk)(problem())
+        same = rows_equal(answer, short_answer_of(cls), torch.arange(10))
         expect(same, f"chunk={chunk} gives another answer.")
 
 
@@ -336,7 +340,7 @@ def a_lost_target_harms_no_other(cls: type[Attack]) -> None:
             reps[2, 7] = torch.nan
         return reps
 
-    good, bad = sketched(cls), made(cls, BRIEF)(problem(spoil))
+    good, bad = short_answer_of(cls), attack_of(cls, BRIEF)(problem(spoil))
     lost = torch.arange(10) == 2
     expect(torch.equal(bad.diverged, lost), "Another target than the one with NaN is marked.")
     others = (~lost).nonzero().squeeze(1)

@@ -10,6 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedre_privacy.active_server.base import ServerKnowledge, ServerView, Steering, steerings
+from fedre_privacy.active_server.behaviour import ServerBehaviour, breach, same
+from fedre_privacy.active_server.detectors.base import Detector, Receipt, detectors
+from fedre_privacy.core.artifact_schema import Role
 from fedre_privacy.core.artifacts import (
     Artifact,
     ClassLogits,
@@ -28,16 +32,12 @@ from fedre_privacy.core.artifacts import (
     SmallModelState,
     is_one_of,
 )
-from fedre_privacy.core.contents import Role
-from fedre_privacy.core.rng import seeded, stream
+from fedre_privacy.core.rng import seeded_generators, stream
 from fedre_privacy.core.types import Broadcast, Mixture, Upload
-from fedre_privacy.defenses.base import Defense, Facts, Sending, defenses
+from fedre_privacy.defenses.base import Defense, FederationFacts, Sending, defenses
 from fedre_privacy.defenses.statement import state
-from fedre_privacy.detectors.base import Detector, Receipt, detectors
 from fedre_privacy.models.families import ModelSettings, build_model
 from fedre_privacy.protocols.base import protocols
-from fedre_privacy.steering.apply import Conduct, breach, same
-from fedre_privacy.steering.base import Held, Steering, View, steerings
 
 from .federation import NotApplicable, expect, name_of, survives
 
@@ -83,7 +83,7 @@ def artifacts() -> dict[str, Artifact]:
     return {artifact.kind: artifact for artifact in made}
 
 
-def sending(**changes: Any) -> Sending:
+def sending_context(**changes: Any) -> Sending:
     """Client 0 sends in round 1 of 10; it has 2, 0, 5 and 3 samples of its classes."""
     mixture = Mixture(
         torch.tensor([0, 0, 1, 1, 1, 1, 1, 2, 2, 2]),
@@ -98,13 +98,13 @@ def sending(**changes: Any) -> Sending:
     return Sending(**values)
 
 
-def facts(**changes: Any) -> Facts:
+def facts(**changes: Any) -> FederationFacts:
     """Ten clients with 100 samples each, all in 100 rounds."""
     values = {
         "protocol": "fedre", "kinds": (EntangledRep,), "class_counts": ((50, 50),) * 10,
         "participations": (100,) * 10, "rounds": 100, "training_only": True, **changes,
     }  # fmt: skip
-    return Facts(**values)
+    return FederationFacts(**values)
 
 
 def defense_of(cls: type[Defense]) -> Defense:
@@ -133,7 +133,7 @@ def the_form_of_what_is_sent_stays(cls: type[Defense]) -> None:
             continue
         kind = type(artifact).__name__
         old = {name: value.clone() for name, value in artifact.tensors().items()}
-        where = sending(kinds=(type(artifact),))
+        where = sending_context(kinds=(type(artifact),))
         one, two = (
             made.defend(artifact, where, torch.Generator().manual_seed(4)) for _ in range(2)
         )
@@ -170,7 +170,7 @@ DEFENSE_CHECKS: tuple[Callable[[type[Defense]], None], ...] = (
 
 def blank(client: int = 0) -> nn.Module:
     """A model of the architecture that is sent."""
-    with seeded(3, "model"):
+    with seeded_generators(3, "model"):
         return build_model(ModelSettings(name="cnn4", dim=16), client, (1, 16, 16), 4)
 
 
@@ -187,14 +187,14 @@ def honest() -> dict[type[Artifact], Artifact]:
     }
 
 
-def shown_to(one: Steering) -> View:
+def shown_to(one: Steering) -> ServerView:
     """What a server holds that shows a steering what it declares to need, and no more."""
     images = torch.rand(40, 1, 16, 16, generator=torch.Generator().manual_seed(2))
     sent = Prototypes(ROWS[:2].abs() + 1, torch.tensor([0, 3]))
     uploads = tuple(Upload(client, 1, (sent,)) for client in range(5))
     broadcasts = (Broadcast(1, tuple(range(5)), tuple(honest().values())),)
-    held = Held(images, torch.arange(40) % 4, blank).shown(one.needs)
-    return View(uploads, broadcasts, 5, 4, held)
+    held = ServerKnowledge(images, torch.arange(40) % 4, blank).shown(one.needs)
+    return ServerView(uploads, broadcasts, 5, 4, held)
 
 
 def steering_declarations(cls: type[Steering]) -> None:
@@ -217,7 +217,7 @@ def clients_take_what_it_sends(cls: type[Steering]) -> None:
     given = tuple(artifact for kind, artifact in honest().items() if issubclass(kind, one.alters))
     if not given:
         raise NotApplicable("it alters a kind of its own")
-    before, rng = [a.detached() for a in given], torch.random.get_rng_state()
+    before, rng = [a.detached_copy() for a in given], torch.random.get_rng_state()
     first, second = (
         one.steer(shown_to(one), 2, 3, given, torch.Generator().manual_seed(5)) for _ in range(2)
     )
@@ -233,7 +233,7 @@ def clients_take_what_it_sends(cls: type[Steering]) -> None:
 def it_chooses_as_many_clients(cls: type[Steering]) -> None:
     """It picks as many clients as an honest server would."""
     name_of(cls, steerings)
-    conduct = Conduct([cls()], seed=0, clients=5, num_classes=4)
+    conduct = ServerBehaviour([cls()], seed=0, clients=5, num_classes=4)
     for drawn in ((0, 1), (2, 4), tuple(range(5))):
         count = len(conduct.participants(1, drawn))
         expect(count == len(drawn), f"It chooses {count} clients in place of {len(drawn)}.")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.attacks.base import attacks
-from fedre_privacy.attacks.shadows.base import ShadowAttack, View, shadow_attacks
+from fedre_privacy.attacks.shadow_attacks.base import ShadowAttack, ShadowSignals, shadow_attacks
 from fedre_privacy.core.config import knobs
 from fedre_privacy.core.errors import (
     ConfigError,
@@ -21,14 +21,14 @@ from fedre_privacy.core.errors import (
     MissingInputError,
 )
 from fedre_privacy.core.outcomes import Outcome
-from fedre_privacy.core.rng import seeded, stream
+from fedre_privacy.core.rng import seeded_generators, stream
 from fedre_privacy.core.types import Knowledge, ThreatModel
 from fedre_privacy.data.base import Dataset, ImageData, datasets
 from fedre_privacy.eval.metrics.base import Metric, metrics
+from fedre_privacy.experiments.questions.base import Question, questions
 from fedre_privacy.models.zoo import architectures
 from fedre_privacy.models.zoo.base import Architecture
-from fedre_privacy.partition.base import Partition, partitions, split
-from fedre_privacy.play.questions.base import Question, questions
+from fedre_privacy.partition.base import Partition, partitions, split_clients
 
 from .federation import NotApplicable, expect, name_of, survives
 
@@ -190,7 +190,7 @@ def it_shares_every_class_out(cls: type[Partition]) -> None:
     expect(made.shorthand in ("", *known), f"Its shorthand '{made.shorthand}' is no setting.")
     survives(partitions, made, "partition")
     for clients in (5, 10):
-        one, again, other = (split(made, LABELS, clients, seed) for seed in (1, 1, 2))
+        one, again, other = (split_clients(made, LABELS, clients, seed) for seed in (1, 1, 2))
         equal = (one.sha256_train, one.sha256_test) == (again.sha256_train, again.sha256_test)
         expect(equal, "The same seed deals otherwise the second time.")
         expect(len(one.train) == len(one.test) == len(other.train) == clients, "Clients are lost.")
@@ -214,7 +214,7 @@ def it_makes_features(cls: type[Architecture]) -> None:
         raise NotApplicable("it takes large images only")
     nets = []
     for _ in range(2):
-        with seeded(3, "architecture"):
+        with seeded_generators(3, "architecture"):
             nets.append(made.build(shape))
     (net, length), (twin, _) = nets
     images = torch.rand(3, *shape, generator=stream(0, "images")).requires_grad_()
@@ -229,7 +229,7 @@ def it_makes_features(cls: type[Architecture]) -> None:
 # --- shadow attacks ------------------------------------------------------------------------------
 
 
-def worlds(signal: float) -> View:
+def worlds(signal: float) -> ShadowSignals:
     """Signals of a world and of 16 shadow worlds, higher by `signal` where a slot is a member."""
     rounds, clients, slots, shadows = 2, 2, 12, 16
     rng = stream(0, "worlds")
@@ -241,7 +241,7 @@ def worlds(signal: float) -> View:
         noise = torch.randn(rounds, clients, slots, generator=rng, dtype=torch.float64)
         return noise + signal * member.double()
 
-    return View(
+    return ShadowSignals(
         sent=signals(own),
         before=torch.randn(rounds, slots, generator=rng, dtype=torch.float64),
         shadows=torch.stack([signals(member) for member in coins]),
@@ -266,7 +266,7 @@ def members_score_higher(cls: type[ShadowAttack]) -> None:
         expect(above, "Members score lower than others where signals tell them apart.")
 
 
-def built(cls: type[Any]) -> Any:
+def default_part(cls: type[Any]) -> Any:
     """A part with its defaults.
 
     Raises:

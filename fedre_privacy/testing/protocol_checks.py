@@ -11,25 +11,25 @@ from typing import Any
 
 import torch
 
-from fedre_privacy.blocks.state import Client, Message, Server, Task
+from fedre_privacy.benchmarking.suite import default_suite
+from fedre_privacy.core.artifact_schema import Role
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.config import parse_assignments, plain, plain_plugin
-from fedre_privacy.core.contents import Role
 from fedre_privacy.core.errors import FedreError
 from fedre_privacy.core.types import Upload
-from fedre_privacy.defenses.secagg import aggregated
+from fedre_privacy.defenses.secagg import aggregate_upload
+from fedre_privacy.experiments.compatibility import check_ahead
 from fedre_privacy.federation.ledger import measure
 from fedre_privacy.federation.recorder import read_messages
-from fedre_privacy.federation.rehearsal import Rehearsed
-from fedre_privacy.play.fit import check_ahead
+from fedre_privacy.federation.shadow_training import ShadowTraining
 from fedre_privacy.protocols.base import Protocol, protocols
-from fedre_privacy.reproduction.recorded import sizes_of_run
-from fedre_privacy.runs.preparing import prepare
-from fedre_privacy.runs.resolving import resolve_attack
+from fedre_privacy.protocols.blocks.state import Client, Message, Server, Task
+from fedre_privacy.reproduction.measured_traffic import sizes_of_run
+from fedre_privacy.runs.initial_state import shared_start
+from fedre_privacy.runs.preparation import prepare
+from fedre_privacy.runs.resolution import resolve_attack
 from fedre_privacy.runs.run import Run
-from fedre_privacy.runs.starting import shared_start
 from fedre_privacy.runs.training import train
-from fedre_privacy.study.suite import default_suite
 
 from .federation import (
     NotApplicable,
@@ -38,7 +38,7 @@ from .federation import (
     name_of,
     settings_of,
     survives,
-    trained,
+    trained_run,
 )
 
 CLIENT = 1
@@ -51,7 +51,7 @@ ANY_ROUND = ("start_client", "setup_receive", "receive")
 
 def run_of(cls: type[Protocol]) -> Run:
     """The tiny run of a protocol; read only."""
-    return trained(name_of(cls, protocols))
+    return trained_run(name_of(cls, protocols))
 
 
 def declarations(cls: type[Protocol]) -> None:
@@ -192,7 +192,9 @@ def sums_are_all_that_it_needs(cls: type[Protocol]) -> None:
             sizes = [sum(counts) for counts in task.setting.class_counts]
             sent = any(upload.artifacts for upload in uploads)
             with torch.random.fork_rng(devices=[]):
-                single(self, twins[0], [aggregated(uploads, sizes)] if sent else uploads, task)
+                single(
+                    self, twins[0], [aggregate_upload(uploads, sizes)] if sent else uploads, task
+                )
             single(self, server, uploads, task)
             expect(
                 near(answer(self, server), answer(self, twins[0])),
@@ -224,7 +226,7 @@ def near(one: Message, other: Message) -> bool:
     return True
 
 
-class _Closed:
+class _ClosedSamples:
     """A client's data where the protocol said that it does not use them."""
 
     def __getattr__(self, name: str) -> Any:
@@ -246,7 +248,7 @@ def data_are_used_in_training_only(cls: type[Protocol]) -> None:
         own = getattr(cls, hook)
 
         def closed(self: Protocol, client: Client, *others: Any) -> None:
-            data, client.train = client.train, _Closed()  # type: ignore[assignment]
+            data, client.train = client.train, _ClosedSamples()  # type: ignore[assignment]
             try:
                 own(self, client, *others)
             finally:
@@ -257,12 +259,12 @@ def data_are_used_in_training_only(cls: type[Protocol]) -> None:
     train_with(cls, {hook: without_data(hook) for hook in ANY_ROUND})
 
 
-def rehearsal_of(run: Run) -> Rehearsed:
+def rehearsal_of(run: Run) -> ShadowTraining:
     """What a server may know of a run: settings and broadcasts, no seed and no data."""
     training = plain(run.settings.train)
     del training["seed"]
     prepared = prepare(run.settings, torch.device("cpu"))
-    return Rehearsed(
+    return ShadowTraining(
         protocol=plain_plugin(run.settings.protocol),
         model=plain(run.settings.model),
         training=training,
@@ -299,7 +301,7 @@ def a_server_can_repeat_the_training(cls: type[Protocol]) -> None:
     run = run_of(cls)
     images, labels, start = samples_of(run)
     held, seed = rehearsal_of(run), run.settings.train.seed
-    again = Rehearsed.from_plain(json.loads(json.dumps(held.plain())), held.broadcasts)
+    again = ShadowTraining.from_plain(json.loads(json.dumps(held.plain())), held.broadcasts)
     models = again(CLIENT, start, images, labels, ROUNDS, seed)
     expect(set(models) == set(ROUNDS), "Some rounds cannot be repeated.")
     for round, model in models.items():

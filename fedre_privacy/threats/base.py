@@ -12,6 +12,6 @@ threats: Instances[ThreatModel] = Instances(
 )
 
 
-def granting(needed: Set[Knowledge]) -> list[str]:
+def threats_granting(needed: Set[Knowledge]) -> list[str]:
     """Names of the threat models that grant all of this knowledge."""
     return [name for name in threats.names() if needed <= threats.get(name).grants]

@@ -29,14 +29,14 @@ from fedre_privacy.core.config import knobs
 from fedre_privacy.core.errors import FedreError
 from fedre_privacy.core.types import Upload
 from fedre_privacy.eval import Card
+from fedre_privacy.experiments.attack import prepare_attack
+from fedre_privacy.experiments.questions.base import question_of
 from fedre_privacy.federation.recorder import read_messages
-from fedre_privacy.play.attack import prepare_attack
-from fedre_privacy.play.questions.base import question_of
 from fedre_privacy.protocols.base import protocols
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.training import train
 from fedre_privacy.testing import federation
-from fedre_privacy.testing.attack_checks import asked
+from fedre_privacy.testing.attack_checks import protocol_to_attack
 
 ELSEWHERE = {"analytic"}
 """Reads networks that no built-in architecture is."""
@@ -173,7 +173,7 @@ def test_a_training_works_or_says_why_not(protocol, case, ended):
 
 @pytest.mark.parametrize(("name", "case"), PLAYED)
 def test_an_attack_works_or_says_why_not(name, case, ended):
-    protocol, settings = asked(attacks.get(name))
+    protocol, settings = protocol_to_attack(attacks.get(name))
     run = ended(protocol, case, settings.attack.steered[:1])
     if isinstance(run, FedreError):
         return
@@ -192,7 +192,7 @@ def test_an_attack_works_or_says_why_not(name, case, ended):
 @pytest.mark.parametrize("name", ["average", "pixel", "labels", "loss-membership"])
 def test_figures_and_pages_are_drawn_or_it_says_why_not(name, case, ended):
     """One attack of each question, with all that is written."""
-    protocol, settings = asked(attacks.get(name))
+    protocol, settings = protocol_to_attack(attacks.get(name))
     run = ended(protocol, case)
     if isinstance(run, FedreError):
         return
@@ -223,7 +223,7 @@ def spoilt(upload: Upload, value: float) -> Upload:
     "name", [n if n in OFTEN else pytest.param(n, marks=pytest.mark.slow) for n in ATTACKS]
 )
 def test_targets_that_are_not_finite_are_refused_or_scored_as_lost(name, ended):
-    protocol, settings = asked(attacks.get(name))
+    protocol, settings = protocol_to_attack(attacks.get(name))
     trial = prepare_attack(ended(protocol, USUAL, settings.attack.steered[:1]), settings)
     for value in (math.nan, math.inf, -math.inf):
         targets = tuple(spoilt(upload, value) for upload in trial.observation.targets)
@@ -243,7 +243,7 @@ STEPPED = [name for name in ATTACKS if "lr" in {knob.name for knob in knobs(atta
 @pytest.mark.parametrize("value", [1e30, 1e4, 1e-46])
 @pytest.mark.parametrize("name", STEPPED)
 def test_an_attack_with_an_absurd_step_size_scores_or_says_that_it_diverged(name, value, ended):
-    protocol, settings = asked(attacks.get(name))
+    protocol, settings = protocol_to_attack(attacks.get(name))
     trial = prepare_attack(ended(protocol, USUAL, settings.attack.steered[:1]), settings)
     try:
         found = replace(settings.attack, lr=value)(trial.observation, Context(seed=3))

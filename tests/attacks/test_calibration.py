@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from fedre_privacy.attacks.base import Context, confidence_of, mismatch
-from fedre_privacy.attacks.calibration.calibrated import features, fit
-from fedre_privacy.attacks.calibration.victims import (
+from fedre_privacy.attacks.calibration.base import features, fit_logistic
+from fedre_privacy.attacks.calibration.simulated_targets import (
     LINEUP,
     counts_of,
-    found,
+    identification_rate,
     imitable,
     victims,
 )
@@ -21,7 +21,7 @@ from fedre_privacy.attacks.dip import DeepImagePrior
 from fedre_privacy.attacks.linear import LinearDecoder
 from fedre_privacy.core.artifacts import Counts, EntangledRep, Prototypes, Representations
 from fedre_privacy.core.outcomes import Reconstruction
-from fedre_privacy.core.types import LocalTraining, Upload
+from fedre_privacy.core.types import LocalTrainingFacts, Upload
 from fedre_privacy.data.base import datasets
 from fedre_privacy.threats.base import threats
 
@@ -82,7 +82,7 @@ def test_the_regression_is_that_of_a_known_library():
 
     rows = torch.randn(60, 3, generator=rng(), dtype=torch.float64) * torch.tensor([1.0, 5, 0.1])
     right = (rows[:, 0] + torch.randn(60, generator=rng(1)) > 0).double()
-    model = fit(rows, right)
+    model = fit_logistic(rows, right)
     scaled = (rows - rows.mean(0)) / rows.std(0, correction=0)
     table = np.concatenate([scaled.numpy(), np.zeros((2, 3))])
     wanted = np.concatenate([right.numpy(), [0, 1]])
@@ -95,9 +95,9 @@ def test_the_regression_is_that_of_a_known_library():
 
 def test_where_all_are_right_or_none_the_share_is_said_and_nothing_beyond_the_range():
     rows = torch.randn(50, 2, generator=rng())
-    assert bool((fit(rows, torch.ones(50))(rows) > 0.95).all())
-    assert bool((fit(rows, torch.zeros(50))(rows) < 0.05).all())
-    model = fit(rows, (rows[:, 0] > 0).float())
+    assert bool((fit_logistic(rows, torch.ones(50))(rows) > 0.95).all())
+    assert bool((fit_logistic(rows, torch.zeros(50))(rows) < 0.05).all())
+    model = fit_logistic(rows, (rows[:, 0] > 0).float())
     assert torch.equal(model(torch.full((1, 2), 1e6)), model(rows.amax(0, keepdim=True)))
     assert model(torch.full((1, 2), torch.nan)).isnan().all()
 
@@ -105,7 +105,7 @@ def test_where_all_are_right_or_none_the_share_is_said_and_nothing_beyond_the_ra
 def test_what_is_the_same_in_all_victims_does_not_decide():
     rows = torch.cat([torch.full((40, 1), -27.6), torch.full((4, 1), -1.0)])
     strange = torch.arange(44) >= 40
-    model = fit(rows, (~strange).float(), strange)
+    model = fit_logistic(rows, (~strange).float(), strange)
     assert float(model(torch.tensor([[-25.0]]))) > 0.9  # no error of rounding is a wrong answer
     assert float(model(torch.tensor([[-1.0]]))) < 0.5
 
@@ -139,7 +139,7 @@ def test_prototypes_are_imitated_with_as_many_images_as_are_known_or_likely(sing
     untold = prototypes(singles)
     assert bool(counts_of(untold).isnan().all())
     sizes = {0: 20, 2: 20}
-    few = replace(untold, training=LocalTraining(0.1, 1, 10, sizes))
+    few = replace(untold, training=LocalTrainingFacts(0.1, 1, 10, sizes))
     behind = [len(support) for support in victims(few, 200, rng(), CPU).supports]
     assert max(behind) <= 20 and 10 < behind.count(1) < 80
 
@@ -165,11 +165,11 @@ def test_what_cannot_be_imitated_stays_a_ranking(singles):
 def test_line_ups_are_won_by_the_right_image_alone(many):
     images, labels = many
     supports = [torch.tensor([i]) for i in range(30)]
-    assert found(images[:30], supports, images, labels, rng()).tolist() == [1.0] * 30
-    others = found(images[30:60], supports, images, labels, rng())
+    assert identification_rate(images[:30], supports, images, labels, rng()).tolist() == [1.0] * 30
+    others = identification_rate(images[30:60], supports, images, labels, rng())
     assert float(others.mean()) <= 0.1
     of_two = [torch.tensor([i, i + 100]) for i in range(30)]
-    half = found(images[:30], of_two, images, labels, rng())
+    half = identification_rate(images[:30], of_two, images, labels, rng())
     assert 0.3 < float(half.mean()) < 0.7
 
 

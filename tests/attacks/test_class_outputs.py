@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fedre_privacy.attacks.running.class_outputs import LEAST, ClassOutputs
+from fedre_privacy.attacks.common.class_outputs import LEAST, ClassOutputs
 
 SHARES = torch.tensor([[0.7, 0.2, 0.1], [0.0, 0.96, 0.04]])
 

@@ -11,9 +11,13 @@ from torch import nn
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.attacks.diffusion import Diffusion
 from fedre_privacy.attacks.inversion.denoiser import Denoiser, DenoiserTraining, train_denoiser
-from fedre_privacy.attacks.inversion.posterior import Sampling, corrected, sampled
+from fedre_privacy.attacks.inversion.posterior_sampling import (
+    Sampling,
+    correct_to_target,
+    sample_posterior,
+)
 from fedre_privacy.attacks.linear import LinearDecoder
-from fedre_privacy.core.channels import Bound, Channel, Noise
+from fedre_privacy.core.channels import Channel, ClippingStep, Noise
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.types import KnownDefense
 from fedre_privacy.data.base import datasets
@@ -82,7 +86,9 @@ def test_a_correction_is_the_mean_given_a_linear_representation(linear):
     weight = torch.randn(60, 12, generator=draw)
     clean, wanted = gaussian_images(3), torch.randn(3, 12, generator=draw)
     allowed, size = torch.tensor([0.01, 0.1, 1.0]), torch.full((3,), 0.3)
-    moved = corrected(linear, lambda x: x.flatten(1) @ weight, wanted, allowed, clean, size, 40)
+    moved = correct_to_target(
+        linear, lambda x: x.flatten(1) @ weight, wanted, allowed, clean, size, 40
+    )
     left = matrix_of(linear, 0.3)
     for row in range(3):
         seen = weight.T @ left @ weight + allowed[row] * torch.eye(12)
@@ -117,7 +123,7 @@ def test_samples_differ_where_the_upload_leaves_room_and_match_it(linear):
     def extract(x):
         return x.flatten(1) @ weight
 
-    made, trace = sampled(
+    made, trace = sample_posterior(
         linear, extract, wanted, torch.zeros(6), start, Sampling(steps=12, solves=12),
         seeds=range(6), tick=lambda step, errors: None,
     )  # fmt: skip
@@ -197,7 +203,7 @@ def test_declared_noise_is_allowed_for(problem, many):
 
 
 def test_what_was_never_sent_was_not_bounded(problem):
-    bounded = KnownDefense("bound", {}, Channel(rows=(Bound(0.1),)))
+    bounded = KnownDefense("bound", {}, Channel(rows=(ClippingStep(0.1),)))
     other = (replace(problem.uploads[0], artifacts=()),)
     plain = Diffusion(**BRIEF)(replace(problem, uploads=other))
     told = Diffusion(**BRIEF)(replace(problem, uploads=other, defenses=(bounded,)))

@@ -6,14 +6,8 @@ import pytest
 import torch
 
 from fedre_privacy.attacks.base import Context
-from fedre_privacy.attacks.running.driver import (
-    in_groups,
-    in_tiles_of,
-    join,
-    reconstruction,
-    stage,
-)
-from fedre_privacy.attacks.running.tiles import CPU_TILE, cpu_tile
+from fedre_privacy.attacks.common.tiles import CPU_TILE, cpu_tile
+from fedre_privacy.attacks.common.tiling import in_groups, in_tiles_of, join, reconstruction, stage
 
 
 class Kept(dict):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fedre_privacy as fp
-from fedre_privacy.attacks.inversion.optimise import Search
+from fedre_privacy.attacks.inversion.gradient_descent import Search
 from fedre_privacy.cli import attack as command
 
 PRODUCT = tuple(

@@ -20,21 +20,21 @@ from torch.utils._pytree import tree_leaves
 
 from fedre_privacy.attacks import decoder
 from fedre_privacy.attacks.base import Context
-from fedre_privacy.attacks.decoder import AmortisedDecoder
-from fedre_privacy.attacks.dip import DeepImagePrior
-from fedre_privacy.attacks.gradient.match import UpdateMatch, gradient
-from fedre_privacy.attacks.gradient.objectives import cosine
-from fedre_privacy.attacks.gradient.search import Found, signed_adam
-from fedre_privacy.attacks.gradient.victims import Victim
-from fedre_privacy.attacks.inversion import solve as inversion
-from fedre_privacy.attacks.inversion.optimise import Budget, Fitted, fit_tile
-from fedre_privacy.attacks.running.graphs import (
+from fedre_privacy.attacks.common.cuda_graphs import (
     CudaGraphCapture,
     capture_for,
-    captured,
+    capture_step,
     side_stream,
 )
-from fedre_privacy.attacks.running.objectives import l2rel
+from fedre_privacy.attacks.common.objectives import l2rel
+from fedre_privacy.attacks.decoder import AmortisedDecoder
+from fedre_privacy.attacks.dip import DeepImagePrior
+from fedre_privacy.attacks.gradients.matching import UpdateMatch, gradient
+from fedre_privacy.attacks.gradients.objectives import cosine
+from fedre_privacy.attacks.gradients.search import SearchResult, signed_adam
+from fedre_privacy.attacks.gradients.victims import Victim
+from fedre_privacy.attacks.inversion import reconstruction as inversion
+from fedre_privacy.attacks.inversion.gradient_descent import Budget, TileResult, fit_tile
 from fedre_privacy.attacks.update_inversion import LocalSteps
 
 COUNT = 5
@@ -116,7 +116,7 @@ def capturable_on_a_cpu(monkeypatch):
 SHORT = Budget(steps=6, lr=0.05, tv=0.5)
 
 
-def fit(budget: Budget, prior=None, **more) -> Fitted:
+def fit(budget: Budget, prior=None, **more) -> TileResult:
     wanted = torch.rand(
         COUNT, 16, generator=torch.Generator().manual_seed(3), dtype=torch.float64
     ).clamp(0.1)
@@ -132,7 +132,7 @@ def fit(budget: Budget, prior=None, **more) -> Fitted:
     )
 
 
-def assert_same(one: Fitted, other: Fitted, tolerance: float = 1e-9) -> None:
+def assert_same(one: TileResult, other: TileResult, tolerance: float = 1e-9) -> None:
     """Plain Adam counts its steps in Python, the capturable one in float32: 1e-5 apart at first."""
     for name in ("images", "prior", "fit", "trace", "trace_steps"):
         a, b = getattr(one, name).double(), getattr(other, name).double()
@@ -202,7 +202,7 @@ def test_capture_leaves_no_trace():
         value.add_(1)
         match.mul_(0.5)
 
-    assert captured(step, Tape(), state=[value, match], match=match, note=print) is not None
+    assert capture_step(step, Tape(), state=[value, match], match=match, note=print) is not None
     assert value.tolist() == [0] * 3 and match.tolist() == [1] * 3
 
 
@@ -211,7 +211,7 @@ def test_an_error_of_the_step_itself_is_not_hidden():
         raise RuntimeError("wrong shapes")
 
     with pytest.raises(RuntimeError, match="wrong shapes"):
-        captured(step, Tape(), state=[], match=torch.ones(1), note=print)
+        capture_step(step, Tape(), state=[], match=torch.ones(1), note=print)
 
 
 def test_one_note_for_all_tiles(observe, rotation, originals, monkeypatch):
@@ -260,7 +260,7 @@ def test_a_sharp_training_is_not_captured(problem_with_aux, monkeypatch):
 # --- gradient matching ---------------------------------------------------------------------------
 
 
-def match_gradients(simulate=gradient, rows: int = 4, device: str = "cpu", **more) -> Found:
+def match_gradients(simulate=gradient, rows: int = 4, device: str = "cpu", **more) -> SearchResult:
     """Rows of two clients, two images each; a row turns NaN where it gets too bright."""
     draw = torch.Generator().manual_seed(0)
     with torch.random.fork_rng():
@@ -291,7 +291,7 @@ def match_gradients(simulate=gradient, rows: int = 4, device: str = "cpu", **mor
     return signed_adam(fragile, start, spare, labels, steps=40, lr=0.1, tv=0.02, **more)
 
 
-def assert_equal(one: Found, other: Found) -> None:
+def assert_equal(one: SearchResult, other: SearchResult) -> None:
     for name, value in vars(one).items():
         torch.testing.assert_close(
             getattr(other, name), value, rtol=0, atol=0, equal_nan=True, msg=name

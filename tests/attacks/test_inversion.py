@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedre_privacy.attacks import dip, pixel
+from fedre_privacy.attacks.common.objectives import OBJECTIVES, l2rel
 from fedre_privacy.attacks.dip import DeepImagePrior
-from fedre_privacy.attacks.inversion import optimise
-from fedre_privacy.attacks.inversion import solve as inversion
+from fedre_privacy.attacks.inversion import gradient_descent as optimise
+from fedre_privacy.attacks.inversion import reconstruction as inversion
 from fedre_privacy.attacks.inversion.dip_net import HourGlass
-from fedre_privacy.attacks.inversion.optimise import Budget, by_owner
-from fedre_privacy.attacks.running.objectives import OBJECTIVES, l2rel
+from fedre_privacy.attacks.inversion.gradient_descent import Budget, by_owner
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 
 

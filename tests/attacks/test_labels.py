@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import attacks
-from fedre_privacy.attacks.gradient.head_changes import head_of
+from fedre_privacy.attacks.common.client_messages import messages_of
+from fedre_privacy.attacks.gradients.head_labels import head_of
 from fedre_privacy.attacks.labels import unmix
-from fedre_privacy.attacks.mixtures.encodings import common_divisor, effective_number
-from fedre_privacy.attacks.running.messages import messages_of
+from fedre_privacy.attacks.mixtures.label_encodings import common_divisor, effective_number
 from fedre_privacy.core.artifacts import (
     ClassLogits,
     Counts,
@@ -31,7 +31,7 @@ from fedre_privacy.core.artifacts import (
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import LabelEstimate
 from fedre_privacy.core.rng import stream
-from fedre_privacy.core.types import Broadcast, LocalTraining, Observation, Upload
+from fedre_privacy.core.types import Broadcast, LocalTrainingFacts, Observation, Upload
 from fedre_privacy.entanglement.base import Draw, schemes
 from fedre_privacy.threats.base import threats
 
@@ -285,8 +285,8 @@ def as_head(params: dict[str, Tensor], kind):
     return kind({prefix + name: value for name, value in params.items()})
 
 
-def one_step(batch: int = len(LABELS), sizes: int = len(LABELS)) -> LocalTraining:
-    return LocalTraining(lr=0.5, epochs=1, batch_size=batch, sizes={0: sizes})
+def one_step(batch: int = len(LABELS), sizes: int = len(LABELS)) -> LocalTrainingFacts:
+    return LocalTrainingFacts(lr=0.5, epochs=1, batch_size=batch, sizes={0: sizes})
 
 
 @pytest.mark.parametrize("kind", [HeadState, ModelState])

@@ -12,11 +12,11 @@ from fedre_privacy.attacks.inversion.linear_map import (
     PENALTIES,
     Sums,
     choose_penalty,
-    fit,
-    fitted,
+    fit_ridge,
+    predict_ridge,
     total,
 )
-from fedre_privacy.attacks.inversion.simulate import (
+from fedre_privacy.attacks.inversion.simulated_uploads import (
     MOST_AVERAGED,
     MOST_VIEWS,
     blend_weights,
@@ -163,7 +163,7 @@ def test_sums_give_the_ridge_solution_and_the_held_out_error():
     for penalty in PENALTIES:
         ridge = penalty * scatter.diagonal().mean() * torch.eye(5)
         weight = torch.linalg.solve(scatter + ridge, centred.T @ wanted)
-        made = fit(
+        made = fit_ridge(
             total([Sums.of(reps[:9], images[:9]), Sums.of(reps[9:40], images[9:40])]), penalty
         )
         assert torch.allclose(made.weight, weight.float(), atol=1e-5)
@@ -176,19 +176,19 @@ def test_answers_without_the_map_are_those_of_the_map_fitted_without_a_part():
     draw = torch.Generator().manual_seed(0)
     reps, images = torch.randn(90, 7, generator=draw), torch.rand(90, 12, generator=draw)
     first, second = Sums.of(reps[:30], images[:30]), Sums.of(reps[30:], images[30:])
-    way = fit(second, 0.1)
-    assert torch.allclose(fitted(second, 0.1, reps[:30]), way(reps[:30]), atol=1e-6)
+    way = fit_ridge(second, 0.1)
+    assert torch.allclose(predict_ridge(second, 0.1, reps[:30]), way(reps[:30]), atol=1e-6)
     rest = total([first, second]).without(first)
     assert rest.count == 60
-    assert torch.allclose(fitted(rest, 0.1, reps[:30]), way(reps[:30]), atol=1e-6)
+    assert torch.allclose(predict_ridge(rest, 0.1, reps[:30]), way(reps[:30]), atol=1e-6)
     broken = Sums.of(reps / torch.tensor([0.0] + 6 * [1.0]), images)
-    assert bool(fit(broken, 0.1).weight.isnan().all())
-    assert bool(fitted(broken, 0.1, reps).isnan().all())
+    assert bool(fit_ridge(broken, 0.1).weight.isnan().all())
+    assert bool(predict_ridge(broken, 0.1, reps).isnan().all())
 
 
 def test_a_representation_without_spread_answers_the_mean():
     images = torch.rand(9, 4)
-    made = fit(Sums.of(torch.ones(9, 3), images), 0.1)
+    made = fit_ridge(Sums.of(torch.ones(9, 3), images), 0.1)
     assert torch.allclose(made(torch.ones(2, 3)), images.mean(0), atol=1e-5)
 
 

@@ -10,14 +10,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedre_privacy.attacks.base import attacks, mismatch
-from fedre_privacy.attacks.running.channels import clip_rows
+from fedre_privacy.attacks.common.channels import clip_rows
 from fedre_privacy.core.artifacts import ClassLogits
-from fedre_privacy.core.channels import Bound, Channel
+from fedre_privacy.core.channels import Channel, ClippingStep
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.types import KnownDefense, Observation, Upload
-from fedre_privacy.play.attack import attack as play
-from fedre_privacy.play.fit import check_ahead
-from fedre_privacy.runs.resolving import resolve_attack, resolve_training
+from fedre_privacy.experiments.attack import attack as play
+from fedre_privacy.experiments.compatibility import check_ahead
+from fedre_privacy.runs.resolution import resolve_attack, resolve_training
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.training import train
 from fedre_privacy.threats.base import threats
@@ -129,7 +129,7 @@ def test_means_of_several_images_and_raw_outputs_are_read_too(world):
 
 def test_a_declared_bound_is_learnt_from(world):
     seen, wanted, floor = world(change=lambda rows: clip_rows(rows, 0.3))
-    clip = KnownDefense("clip", {"norm": 0.3}, Channel(rows=(Bound(0.3),)))
+    clip = KnownDefense("clip", {"norm": 0.3}, Channel(rows=(ClippingStep(0.3),)))
     told = replace(seen, defenses=(clip,))
     attack = attacks.get("logits")()
     assert attack.adapts(told) == {"rows": attack.adapts_to["rows"]}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import Attack, attacks, mismatch
-from fedre_privacy.attacks.gradient.sent_models import exchanges, losses, settle
+from fedre_privacy.attacks.gradients.model_pairs import exchanges, losses, settle
 from fedre_privacy.attacks.loss_membership import AUTO
 from fedre_privacy.core.artifacts import (
     Artifact,
@@ -31,7 +31,7 @@ from fedre_privacy.core.types import (
     Broadcast,
     Candidates,
     Knowledge,
-    LocalTraining,
+    LocalTrainingFacts,
     Observation,
     Upload,
 )
@@ -211,7 +211,7 @@ def test_a_gradient_is_one_step():
         own = copy.deepcopy(world.before)
         nn.functional.cross_entropy(own(images), labels).backward()
         sent.append(GradientState({n: p.grad.clone() for n, p in own.named_parameters()}))
-    training = LocalTraining(0.1, 1, EACH, dict.fromkeys(range(CLIENTS), EACH))
+    training = LocalTrainingFacts(0.1, 1, EACH, dict.fromkeys(range(CLIENTS), EACH))
     observation = world.observe(sent, training=training)
     found = made(score="difference")(observation)
     assert world.auc(found) > 0.7

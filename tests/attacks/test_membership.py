@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import Context, attacks
-from fedre_privacy.attacks.mixtures.gaussians import class_statistics, log_likelihoods
+from fedre_privacy.attacks.mixtures.class_statistics import class_statistics, log_likelihoods
 from fedre_privacy.core.artifacts import (
     ClassLogits,
     Counts,

@@ -7,12 +7,12 @@ from functools import partial
 import pytest
 import torch
 
-from fedre_privacy.attacks.inversion.moving import (
+from fedre_privacy.attacks.inversion.kalman_update import (
     PENALTIES,
-    Waves,
-    moved,
+    DctBands,
+    kalman_update,
+    leave_one_out,
     without_fold,
-    without_own,
 )
 
 HERE = torch.device("cpu")
@@ -23,9 +23,9 @@ HERE = torch.device("cpu")
 
 def test_coefficients_up_to_all_frequencies_are_the_image():
     images = torch.rand(3, 2, 6, 5)
-    waves = Waves((2, 6, 5), 9.0, HERE)
+    waves = DctBands((2, 6, 5), 9.0, HERE)
     assert torch.allclose(waves.images(waves.of(images)), images, atol=1e-5)
-    low = Waves((2, 6, 5), 2.0, HERE)
+    low = DctBands((2, 6, 5), 2.0, HERE)
     kept = low.images(low.of(images))
     assert low.of(images).shape[1] < 60
     assert torch.allclose(low.images(low.of(kept)), kept, atol=1e-5)
@@ -34,7 +34,7 @@ def test_coefficients_up_to_all_frequencies_are_the_image():
 
 def test_bands_rise_with_frequency_whatever_the_size():
     for side in (8, 16, 64):
-        waves = Waves((1, side, side), 19.2, HERE)
+        waves = DctBands((1, side, side), 19.2, HERE)
         assert sum(waves.sizes) == len(waves.kept) and min(waves.sizes) >= 1
         frequencies = waves.kept % waves.block[2] + waves.kept // waves.block[2]
         means = [part.float().mean() for part in frequencies.split(waves.sizes)]
@@ -45,7 +45,7 @@ def test_bands_rise_with_frequency_whatever_the_size():
 
 
 def kinds(count):
-    return [without_own, partial(without_fold, fold=torch.arange(count) % 4)]
+    return [leave_one_out, partial(without_fold, fold=torch.arange(count) % 4)]
 
 
 @pytest.mark.parametrize("kind", [0, 1], ids=["own", "fold"])
@@ -95,7 +95,7 @@ def ridge(reps, waves, penalty):
 
 
 def one_by_one(reps, waves, wanted, sizes):
-    """`without_own` as described: a regression for each candidate, without it."""
+    """`leave_one_out` as described: a regression for each candidate, without it."""
     reps, waves, wanted = reps.double(), waves.double(), wanted.double()
     near, seen = reps - reps.mean(0), waves - waves.mean(0)
     unit = near.square().sum() / reps.shape[1]
@@ -141,7 +141,7 @@ def test_no_candidate_is_moved_by_a_map_that_learnt_from_it(dead):
     """Also with units that are off for all candidates, and with nothing but these."""
     reps, waves, wanted = drawn(dead)
     sizes, fold = [2, 4, 9], torch.arange(120) % 4
-    found = without_own(reps, waves, wanted, sizes)
+    found = leave_one_out(reps, waves, wanted, sizes)
     assert torch.allclose(found, one_by_one(reps, waves, wanted, sizes), atol=1e-3)
     assert dead < 40 or not bool(found.any())
     found = without_fold(reps, waves, wanted, sizes, fold)
@@ -153,12 +153,14 @@ def test_fewer_candidates_than_values_are_moved_by_no_noise():
     """A regression that goes through every candidate would move them all to one image."""
     draw = torch.Generator().manual_seed(0)
     reps, waves = torch.randn(30, 200, generator=draw), torch.randn(30, 8, generator=draw)
-    change = without_own(reps, waves, torch.randn(200, generator=draw), [8])
+    change = leave_one_out(reps, waves, torch.randn(200, generator=draw), [8])
     assert bool(change.isfinite().all()) and float(change.square().mean()) < 0.3
 
 
 def test_a_representation_that_is_not_finite_spoils_every_candidate():
-    waves = Waves((1, 6, 6), 19.2, HERE)
+    waves = DctBands((1, 6, 6), 19.2, HERE)
     members = torch.rand(20, 1, 6, 6)
-    found = moved(members, lambda x: x.flatten(1) / 0, torch.zeros(36), waves, without_own)
+    found = kalman_update(
+        members, lambda x: x.flatten(1) / 0, torch.zeros(36), waves, leave_one_out
+    )
     assert bool(found.isnan().all())

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedre_privacy.attacks.running.objectives import OBJECTIVES, total_variation
+from fedre_privacy.attacks.common.objectives import OBJECTIVES, total_variation
 
 REPS = torch.randn(5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 TARGET = torch.randn(5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1))

@@ -12,9 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import Context
+from fedre_privacy.attacks.common import tiles
+from fedre_privacy.attacks.common.objectives import l2rel
+from fedre_privacy.attacks.common.tiling import in_tiles_of
 from fedre_privacy.attacks.dip import DeepImagePrior
-from fedre_privacy.attacks.inversion import image_search
-from fedre_privacy.attacks.inversion.optimise import (
+from fedre_privacy.attacks.inversion import search_settings as image_search
+from fedre_privacy.attacks.inversion.gradient_descent import (
     Budget,
     better_of,
     by_owner,
@@ -22,9 +25,6 @@ from fedre_privacy.attacks.inversion.optimise import (
     spread_of,
 )
 from fedre_privacy.attacks.pixel import PixelInversion
-from fedre_privacy.attacks.running import tiles
-from fedre_privacy.attacks.running.driver import in_tiles_of
-from fedre_privacy.attacks.running.objectives import l2rel
 from fedre_privacy.core.artifacts import Representations
 from fedre_privacy.core.errors import OutOfMemoryError
 from fedre_privacy.core.types import Upload
@@ -181,7 +181,7 @@ def test_the_first_step_follows_the_stated_loss(loss, tv):
 
 
 def test_warm_up_rises_and_the_cosine_falls_to_the_floor():
-    from fedre_privacy.attacks.inversion.optimise import _schedule
+    from fedre_privacy.attacks.inversion.gradient_descent import _schedule
 
     budget = Budget(steps=110, lr=1.0, warmup=10, lr_floor=0.1)
     rates = [_schedule(step, budget) for step in range(110)]

@@ -3,12 +3,8 @@
 import pytest
 import torch
 
-from fedre_privacy.attacks.mixtures.gaussians import log_likelihoods
-from fedre_privacy.attacks.mixtures.over_rounds import (
-    alikeness,
-    joint_log_likelihoods,
-    joint_odds,
-)
+from fedre_privacy.attacks.mixtures.class_statistics import log_likelihoods
+from fedre_privacy.attacks.mixtures.joint_test import alikeness, joint_log_likelihoods, joint_odds
 from fedre_privacy.core.rng import stream
 from fedre_privacy.eval.membership import auc
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedre_privacy.attacks.property import _tilted, _wanted, fitted_shares
-from fedre_privacy.attacks.running.features import Scale, blocks_of, counts_told
+from fedre_privacy.attacks.common.upload_features import Scale, blocks_of, counts_told
+from fedre_privacy.attacks.property import _draw_share, _tilt_weights, fitted_shares
 from fedre_privacy.core.artifacts import Counts, HeadState, Prototypes, Representations
 from fedre_privacy.core.channels import NOTHING
 from fedre_privacy.core.rng import stream
@@ -75,11 +75,11 @@ def test_the_penalised_fit_is_where_its_slope_is_zero():
 
 def test_rehearsals_have_a_property_as_often_as_not():
     asked, rng = Property("a third", 0.3), stream(5, "wanted")
-    shares = torch.tensor([_wanted(asked, rng) for _ in range(2000)])
+    shares = torch.tensor([_draw_share(asked, rng) for _ in range(2000)])
     assert 0 <= float(shares.min()) and float(shares.max()) <= 0.8
     assert float((shares > 0.3).double().mean()) == pytest.approx(0.5, abs=0.05)
     weight = torch.rand(50, generator=rng, dtype=torch.float64)
     mask = torch.arange(50) < 10
-    tilted = _tilted(weight, mask, 0.7)
+    tilted = _tilt_weights(weight, mask, 0.7)
     assert float(tilted[mask].sum() / tilted.sum()) == pytest.approx(0.7)
-    assert _tilted(weight, mask & False, 0.7).equal(weight)
+    assert _tilt_weights(weight, mask & False, 0.7).equal(weight)

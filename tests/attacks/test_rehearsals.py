@@ -8,25 +8,25 @@ import pytest
 import torch
 
 from fedre_privacy.attacks.base import Context
-from fedre_privacy.attacks.gradient.head_cases import shares_told
+from fedre_privacy.attacks.common.frozen_modules import outputs
+from fedre_privacy.attacks.gradients.head_uploads import shares_told
 from fedre_privacy.attacks.head import HeadUpdate
 from fedre_privacy.attacks.inversion.class_means import ClassMeans, Mixes
-from fedre_privacy.attacks.inversion.rehearsals import (
+from fedre_privacy.attacks.inversion.shadow_models import (
     CONCENTRATION,
-    Compared,
+    UploadComparison,
     _Rehearsal,
     class_shares,
     rehearsed_models,
     sent_by,
 )
-from fedre_privacy.attacks.running.modules import outputs
 from fedre_privacy.core.artifacts import Counts
-from fedre_privacy.core.channels import Bound, Channel, Masking
+from fedre_privacy.core.channels import Channel, ClippingStep, Masking
 from fedre_privacy.core.errors import FedreError
 from fedre_privacy.core.types import KnownDefense
-from fedre_privacy.play.attack import prepare_attack
-from fedre_privacy.play.fit import check_ahead
-from fedre_privacy.runs.resolving import required, resolve_attack, resolve_training
+from fedre_privacy.experiments.attack import prepare_attack
+from fedre_privacy.experiments.compatibility import check_ahead
+from fedre_privacy.runs.resolution import require_resolved, resolve_attack, resolve_training
 from fedre_privacy.runs.training import train
 
 
@@ -39,14 +39,14 @@ def trained(folder, protocol):
         "train": {"rounds": 1, "clients": 5, "seed": 1},
         "record": {"keep_first": True},
     }
-    settings = required(resolve_training(values, {}, problems), problems)
+    settings = require_resolved(resolve_training(values, {}, problems), problems)
     return train(settings, runs=folder)
 
 
 def asked(attack, threat="public-init", **sections):
     problems: list[str] = []
     values = {"attack": attack, "threat": threat, "eval": {"round": 1, "ceiling": 0}, **sections}
-    return required(resolve_attack(values, {}, problems), problems)
+    return require_resolved(resolve_attack(values, {}, problems), problems)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def test_a_search_leaves_out_what_is_not_finite(prototypes):
     lost[1:] = torch.nan
     rehearsal = _Rehearsal(seen, Context(3), (0, 1), False)
     mixes = Mixes(lost, uploaded.weights)
-    assert rehearsal.sought(Compared.by(seen, (0, 1)), mixes, 2) is None
+    assert rehearsal.sought(UploadComparison.by(seen, (0, 1)), mixes, 2) is None
 
 
 def test_heads_tell_class_shares(heads):
@@ -213,9 +213,9 @@ def test_a_search_defends_its_copies_as_clients_declare(prototypes, monkeypatch,
     true = torch.tensor([0.2, 0.2, 0.6])
     row = Turned(true)(torch.zeros(1))[0]
     channel = {
-        "each": Channel(each=(Bound(0.1),)),
-        "bound": Channel(rows=(Bound(0.1),)),
-        "mask": Channel(rows=(Masking(1.0), Bound(0.1))),
+        "each": Channel(each=(ClippingStep(0.1),)),
+        "bound": Channel(rows=(ClippingStep(0.1),)),
+        "mask": Channel(rows=(Masking(1.0), ClippingStep(0.1))),
     }[kind]
     if kind == "mask":
         row = row * torch.tensor([1.0, 1.0, 0.0])
@@ -231,7 +231,7 @@ def test_a_search_defends_its_copies_as_clients_declare(prototypes, monkeypatch,
     for known in (channel, Channel()):
         told = dataclasses.replace(seen, defenses=(KnownDefense("stub", {}, known),))
         rehearsal = _Rehearsal(told, Context(3), (0, 1), False)
-        compared = Compared.by(told, (0, 1))
+        compared = UploadComparison.by(told, (0, 1))
         share = rehearsal.sought(compared, Mixes(sent[None], weights), 24).mean(0)
         made = Turned(share).row
         made = made * (sent != 0) if kind == "mask" else made

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedre_privacy.attacks.shadows.base import View, confidence, shadow_attacks
-from fedre_privacy.attacks.shadows.cross_client import above_others
-from fedre_privacy.attacks.shadows.lira import OFFLINE, ONLINE, SHRUNK, lira
-from fedre_privacy.attacks.shadows.rmia import reference, robust
+from fedre_privacy.attacks.shadow_attacks.base import ShadowSignals, confidence, shadow_attacks
+from fedre_privacy.attacks.shadow_attacks.cross_client import above_others
+from fedre_privacy.attacks.shadow_attacks.lira import OFFLINE, ONLINE, SHRUNK, lira
+from fedre_privacy.attacks.shadow_attacks.rmia import reference, robust
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
 from fedre_privacy.eval.membership import auc
@@ -169,10 +169,10 @@ def view(worlds: int = 12, slots: int = 120, clients: int = 4, drop: float = 2.0
     sent = sent + member[:, None]
     labels = torch.randint(3, (slots,), generator=rng)
 
-    def one(world: int) -> View:
+    def one(world: int) -> ShadowSignals:
         others = torch.arange(worlds) != world
         before = hard.expand(3, -1)
-        return View(sent[world], before, sent[others], coins[others], owner, labels)
+        return ShadowSignals(sent[world], before, sent[others], coins[others], owner, labels)
 
     return coins, [one(world) for world in range(worlds)]
 

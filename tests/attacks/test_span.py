@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.attacks.gradient.sent_models import SentModels, latest
+from fedre_privacy.attacks.gradients.model_pairs import SentModels, latest
 from fedre_privacy.attacks.span import Span, by_rows, features, widest
 from fedre_privacy.core.artifacts import ModelState
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Broadcast, Candidates, Observation, Upload
 from fedre_privacy.eval.membership import auc
+from fedre_privacy.experiments.attack import prepare_attack
 from fedre_privacy.models.split import parameters_of
-from fedre_privacy.play.attack import prepare_attack
-from fedre_privacy.runs.resolving import resolve_attack, resolve_training
+from fedre_privacy.runs.resolution import resolve_attack, resolve_training
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.training import train
 from fedre_privacy.threats.base import threats

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from fedre_privacy.auditing import inside
+from fedre_privacy.auditing import local_steps as inside
 from fedre_privacy.auditing.claims import CONSISTENT, NO_CLAIM, REFUTED
-from fedre_privacy.auditing.inside import Twice, audit_inside, epsilon_of_curve
-from fedre_privacy.auditing.recorded import audit_run, plan_audit
+from fedre_privacy.auditing.local_steps import Twice, audit_inside, epsilon_of_curve
+from fedre_privacy.auditing.recorded_run import audit_run, plan_audit
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.gdp import gdp_epsilon
 from fedre_privacy.core.tradeoff import GaussianCurve, PairsCurve
 from fedre_privacy.defenses.dp_sgd import DPSGD
-from fedre_privacy.play.attack import prepare_attack
-from fedre_privacy.runs.coins import COIN, NULL, PAIR, Coins, draw_slots, planted
-from fedre_privacy.runs.preparing import shared_out
-from fedre_privacy.runs.resolving import resolve_attack
+from fedre_privacy.experiments.attack import prepare_attack
+from fedre_privacy.runs.membership_game import COIN, NULL, PAIR, Coins, draw_slots, plant_canaries
+from fedre_privacy.runs.preparation import shared_out
+from fedre_privacy.runs.resolution import resolve_attack
 from fedre_privacy.runs.training import train
 
 tiny = runpy.run_path(str(Path(__file__).parent.parent / "play" / "conftest.py"))["resolve"]
@@ -50,8 +50,8 @@ def test_an_overfitted_federation_shows_epsilon_and_says_how_much_it_could(overf
 
 
 def test_coins_that_are_lost_show_nothing(overfitted, monkeypatch):
-    real = inside.toss
-    monkeypatch.setattr(inside, "toss", lambda *given: real(*given)[torch.randperm(
+    real = inside.draw_coins
+    monkeypatch.setattr(inside, "draw_coins", lambda *given: real(*given)[torch.randperm(
         real(*given).numel(), generator=torch.Generator().manual_seed(0))])  # fmt: skip
     found = audit_run(overfitted, inside=True).found
     assert found.shown < 0.3 and found.right / found.trials < 0.7
@@ -90,8 +90,8 @@ def test_a_record_added_or_removed_is_told_where_noise_is_nearly_none(tmp_path, 
     with pytest.raises(IncompatibleError, match="are no members"):
         prepare_attack(run, resolve_attack(asked, {}, []))
 
-    real = inside.toss
-    monkeypatch.setattr(inside, "toss", lambda *given: real(*given).flip(0))
+    real = inside.draw_coins
+    monkeypatch.setattr(inside, "draw_coins", lambda *given: real(*given).flip(0))
     lost = audit_run(run, inside=True).found
     assert lost.shown < 0.3 and lost.right / lost.trials < 0.7
 
@@ -148,7 +148,7 @@ def test_canaries_keep_counts_and_move_nothing_but_slots(canary):
     settings = world(Coins(game=PAIR, slots=6, canary=canary))
     data = settings.data.load()
     slots = draw_slots(shared_out(settings, data), data.labels, settings.coins)
-    made = planted(data, slots, settings.coins)
+    made = plant_canaries(data, slots, settings.coins)
     touched = torch.cat([slots.one, slots.other])
     assert torch.equal(made.labels[slots.one], made.labels[slots.other])
     changed = (made.labels != data.labels) | (made.images != data.images).flatten(1).any(1)
@@ -156,4 +156,4 @@ def test_canaries_keep_counts_and_move_nothing_but_slots(canary):
         set() if canary == "natural" else set(touched.tolist())
     )
     other = dataclasses.replace(settings.coins, world=7)
-    assert torch.equal(planted(data, slots, other).images, made.images)
+    assert torch.equal(plant_canaries(data, slots, other).images, made.images)

@@ -13,7 +13,7 @@ from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.gdp import gdp_epsilon
 from fedre_privacy.core.rng import stream
 from fedre_privacy.defenses import apply, gaussian
-from fedre_privacy.defenses.base import Facts, defenses
+from fedre_privacy.defenses.base import FederationFacts, defenses
 
 WIDTH = 64
 
@@ -26,7 +26,7 @@ def made(name, **settings):
 
 
 def facts(kind=EntangledRep, rounds=1, clients=2):
-    return Facts(
+    return FederationFacts(
         protocol="fedre", kinds=(kind,), class_counts=((5, 5),) * clients,
         participations=(rounds,) * clients, rounds=rounds,
     )  # fmt: skip
@@ -79,7 +79,7 @@ def halved(monkeypatch):
 
 
 def unclipped(monkeypatch):
-    monkeypatch.setattr(gaussian, "clipped", lambda artifact, norm, sending: artifact)
+    monkeypatch.setattr(gaussian, "clip_to_norm", lambda artifact, norm, sending: artifact)
 
 
 def rows_forgotten(monkeypatch):

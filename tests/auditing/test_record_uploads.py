@@ -3,9 +3,14 @@
 import pytest
 
 from fedre_privacy.auditing.claims import CONSISTENT, REFUTED
-from fedre_privacy.auditing.recorded import audit_claim, numbered, plan_audit, sends_for_a_record
+from fedre_privacy.auditing.recorded_run import (
+    audit_claim,
+    numbered_images,
+    plan_audit,
+    sends_for_a_record,
+)
 from fedre_privacy.defenses import apply, gaussian, noise
-from fedre_privacy.runs.resolving import resolve_training
+from fedre_privacy.runs.resolution import resolve_training
 
 GAUSSIAN = "gaussian:unit=record,clip=1,noise=2"
 LAPLACE = "laplace:unit=record,clip=1,epsilon=1"
@@ -36,7 +41,7 @@ def audited(*given, seed=0, **more):
 
 
 def test_images_hold_their_number_and_pass_as_images():
-    digits = (numbered(70_000).float().div(255) * 255).round().long().flatten(1)
+    digits = (numbered_images(70_000).float().div(255) * 255).round().long().flatten(1)
     assert digits[65_539].tolist() == [1, 0, 3] and digits[300].tolist() == [0, 1, 44]
 
 

@@ -6,10 +6,10 @@ import opacus.optimizers
 import pytest
 
 from fedre_privacy.auditing.claims import CONSISTENT, REFUTED, claim_of
-from fedre_privacy.auditing.steps import audit_steps
+from fedre_privacy.auditing.step_audit import audit_steps
 from fedre_privacy.core.artifacts import ModelState
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.defenses.base import RECORD, Facts
+from fedre_privacy.defenses.base import RECORD, FederationFacts
 from fedre_privacy.defenses.dp_sgd import DPSGD
 from fedre_privacy.defenses.gaussian import Gaussian
 
@@ -19,7 +19,7 @@ FULL = {"batch_size": 100}
 
 def facts(rounds=1, **more):
     given = {"epochs": 1, "batch_size": 20, **more}
-    return Facts(
+    return FederationFacts(
         protocol="fedavg", kinds=(ModelState,), class_counts=((50, 50), (10, 20)),
         participations=(rounds, rounds), rounds=rounds, training_only=True, **given,
     )  # fmt: skip

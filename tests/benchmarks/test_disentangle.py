@@ -7,10 +7,11 @@ import dataclasses
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from fedre_privacy.data.base import keep_per_class
 from fedre_privacy.data.npz import Npz
-from fedre_privacy.runs.resolving import resolve_training
+from fedre_privacy.runs.resolution import resolve_training
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +120,13 @@ def test_the_figure_takes_one_kind(load):
     assert figure.means_of(rows_of("one"))["kind"].unique().tolist() == ["one"]
     with pytest.raises(ValueError, match="do not mix"):
         figure.means_of(pd.concat([rows_of("one"), rows_of("other")]))
+
+
+def test_common_movement_is_no_drift(disentangle):
+    first = torch.tensor([[0.0, 0.0, 5.0], [2.0, 0.0, 5.0], [1.0, 3.0, 5.0]])
+    still = torch.stack([first, first + 7, first - 2])
+    assert disentangle.drift(still).tolist() == pytest.approx([0, 0], abs=1e-6)
+    # one of two prototypes moves by 2: each by 1 about the mean; spread 2 afterwards
+    two = torch.tensor([[[0.0], [2.0]], [[0.0], [4.0]]])
+    assert disentangle.drift(two).tolist() == [0.5]
+    assert bool(disentangle.drift(first[None, :1].repeat(3, 1, 1)).isnan().all())

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedre_privacy.active_server.behaviour import ServerBehaviour
 from fedre_privacy.api import train
-from fedre_privacy.blocks.state import Setting, Training
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.federation import loop
 from fedre_privacy.federation.recorder import Recorder
 from fedre_privacy.federation.steps import Broadcasts
-from fedre_privacy.runs import preparing
-from fedre_privacy.steering.apply import Conduct
+from fedre_privacy.protocols.blocks.state import Setting, Training
+from fedre_privacy.runs import preparation as preparing
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -55,7 +55,7 @@ def test_who_gets_a_broadcast_is_drawn_once_a_round(monkeypatch):
     setting = Setting(settings, 2, (1, 16, 16), (), (), (), torch.device("cpu"))
 
     def ask():
-        post = loop.Post(setting, 3, Broadcasts((), ()), Conduct((), 0, 300, 2))
+        post = loop.Post(setting, 3, Broadcasts((), ()), ServerBehaviour((), 0, 300, 2))
         assert len(post.receivers) == 150
         for client in post.receivers:
             post.message(client)

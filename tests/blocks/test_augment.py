@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedre_privacy.blocks.augment import ERASED_SHARE, PADDING, STEPS, augmented, crop, erase, flip
+from fedre_privacy.protocols.blocks.augment import (
+    ERASED_SHARE,
+    PADDING,
+    STEPS,
+    augment_batch,
+    crop,
+    erase,
+    flip,
+)
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -56,8 +64,8 @@ def test_rectangles_of_half_of_the_images_become_their_mean_colour(images: torch
 
 @pytest.mark.parametrize("name", STEPS)
 def test_the_stream_decides_and_nothing_leaves_the_range(name: str, images: torch.Tensor) -> None:
-    first, again = augmented(name, images, rng(1)), augmented(name, images, rng(1))
+    first, again = augment_batch(name, images, rng(1)), augment_batch(name, images, rng(1))
     assert torch.equal(first, again) and first.shape == images.shape
     assert 0 <= float(first.min()) and float(first.max()) <= 1
     assert torch.equal(first, images) == (name == "none")
-    assert torch.equal(first, augmented(name, images, rng(2))) == (name == "none")
+    assert torch.equal(first, augment_batch(name, images, rng(2))) == (name == "none")

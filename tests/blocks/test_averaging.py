@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedre_privacy.blocks.averaging import load_state, state_of, weighted_mean
-from fedre_privacy.blocks.mutual import kl
 from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.protocols.blocks.averaging import load_state, state_of, weighted_mean
+from fedre_privacy.protocols.blocks.small_model import kl
 
 
 def test_weights_are_shares():

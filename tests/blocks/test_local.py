@@ -6,8 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from fedre_privacy.blocks.local import EVAL_BATCH, batches, count_correct, fit, represent
-from fedre_privacy.blocks.state import Samples
+from fedre_privacy.protocols.blocks.local import (
+    EVAL_BATCH,
+    batches,
+    count_correct,
+    represent,
+    train_locally,
+)
+from fedre_privacy.protocols.blocks.state import Samples
 
 
 def _samples(count, classes=3):
@@ -18,7 +24,7 @@ def _samples(count, classes=3):
 
 
 def _batches(count, *, batch_size, epochs, seed=0):
-    """Sample numbers of every batch that `fit` trains on."""
+    """Sample numbers of every batch that `train_locally` trains on."""
     seen = []
     weight = nn.Linear(1, 1)
 
@@ -29,7 +35,7 @@ def _batches(count, *, batch_size, epochs, seed=0):
 
     rng = torch.Generator().manual_seed(seed)
     samples = _samples(count)
-    fit([weight], loss, samples, epochs=epochs, batch_size=batch_size, lr=0.1, rng=rng)
+    train_locally([weight], loss, samples, epochs=epochs, batch_size=batch_size, lr=0.1, rng=rng)
     return seen
 
 
@@ -61,7 +67,7 @@ def test_fit_is_plain_sgd_and_returns_the_mean_loss():
         return nn.functional.cross_entropy(model(images), labels)
 
     rng = torch.Generator().manual_seed(5)
-    mean = fit([model, frozen], loss, samples, epochs=2, batch_size=4, lr=0.3, rng=rng)
+    mean = train_locally([model, frozen], loss, samples, epochs=2, batch_size=4, lr=0.3, rng=rng)
     rng, losses = torch.Generator().manual_seed(5), []
     for _ in range(2):
         order = torch.randperm(12, generator=rng)
@@ -123,7 +129,7 @@ def test_fit_trains_on_these_batches_and_stops_when_told(shuffle):
         return torch.Generator().manual_seed(2)
 
     options = {"epochs": 2, "batch_size": 5, "lr": 0.0, "shuffle": shuffle}
-    fit([linear], loss, _samples(12), **options, rng=stream(), steps=3)
+    train_locally([linear], loss, _samples(12), **options, rng=stream(), steps=3)
     expected = [b.tolist() for b in batches(12, 5, 2, stream(), shuffle=shuffle)]
     assert seen == expected[:3] and len(expected) == 4
     assert float(linear.weight.grad) == 3 and linear.bias.grad is None  # of the last batch
@@ -144,7 +150,7 @@ def test_momentum_and_weight_decay_by_hand():
         return (gap * x).mean(0, keepdim=True), gap.mean(0)
 
     rng = torch.Generator().manual_seed(1)
-    fit(
+    train_locally(
         [linear], loss, samples, epochs=2, batch_size=5, lr=0.1, rng=rng, momentum=0.9,
         weight_decay=0.01,
     )  # fmt: skip
@@ -163,4 +169,6 @@ def test_fit_without_anything_to_train_does_nothing():
     frozen = nn.Linear(1, 1).requires_grad_(False)
     for modules in ([], [nn.ReLU()], [frozen]):
         rng = torch.Generator().manual_seed(0)
-        assert fit(modules, loss, _samples(4), epochs=1, batch_size=2, lr=0.1, rng=rng) == 0
+        assert (
+            train_locally(modules, loss, _samples(4), epochs=1, batch_size=2, lr=0.1, rng=rng) == 0
+        )

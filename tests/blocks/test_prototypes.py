@@ -2,7 +2,7 @@
 
 import torch
 
-from fedre_privacy.blocks.prototypes import class_means
+from fedre_privacy.protocols.blocks.prototypes import class_means
 
 
 def test_means_of_the_classes_present_ascending():

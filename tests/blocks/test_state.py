@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from fedre_privacy.blocks.state import Samples, Setting, Task, Training, only
 from fedre_privacy.core.artifacts import HeadState, Prototypes
+from fedre_privacy.protocols.blocks.state import Samples, Setting, Task, Training, only_artifact
 
 SETTING = Setting(Training(seed=3), 4, (1, 2, 2), (6,), ("tiny",), ((1,),), torch.device("cpu"))
 
@@ -39,7 +39,7 @@ def test_streams_belong_to_seed_client_round_and_purpose():
 def test_only_finds_the_one_artifact_of_a_kind():
     head = HeadState({"weight": torch.ones(1)})
     protos = Prototypes(torch.ones(1, 2), torch.zeros(1).long())
-    assert only((protos, head), HeadState) is head
+    assert only_artifact((protos, head), HeadState) is head
     for message in ((), (protos,), (head, head)):
         with pytest.raises(LookupError, match="expected one HeadState"):
-            only(message, HeadState)
+            only_artifact(message, HeadState)

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from fedre_privacy.blocks.local import recompute_statistics
-from fedre_privacy.blocks.state import Samples
 from fedre_privacy.models.norm import running_norms, take_statistics
-from fedre_privacy.runs.preparing import loaded
-from fedre_privacy.runs.resolving import resolve_training
+from fedre_privacy.protocols.blocks.local import recompute_statistics
+from fedre_privacy.protocols.blocks.state import Samples
+from fedre_privacy.runs.preparation import load_images
+from fedre_privacy.runs.resolution import resolve_training
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.training import train
 
@@ -64,7 +64,7 @@ def test_few_steps_leave_running_statistics_behind_and_new_ones_are_right(runs):
     off = {}
     for statistics in CHOICES:
         run = runs("resnet34", statistics)
-        data, _ = loaded(run.settings)
+        data, _ = load_images(run.settings)
         extractor, (own, _) = run.extractor(0, 1), run.split_indices()[0]
         images = data.floats(own)
         with torch.no_grad():

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from fedre_privacy.cli import attack, train
-from fedre_privacy.play import attack as pipeline
+from fedre_privacy.experiments import attack as pipeline
 
 TINY = [
     *("--set", "data.size=16", "--set", "data.per_class=12", "--set", "record.keep_every=2"),

@@ -11,7 +11,7 @@ from fedre_privacy.core.errors import MissingInputError
 from fedre_privacy.core.files import read_json, write_json
 from fedre_privacy.defenses import gaussian
 from fedre_privacy.runs.run import Run
-from fedre_privacy.runs.verifying import verify
+from fedre_privacy.runs.verification import verify
 
 DEFENDED = ["--protocol", "fedgh", "--defense", "gaussian:clip=1,epsilon=8"]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from fedre_privacy.api.workflows import comparison
 from fedre_privacy.cli import benchmark
-from fedre_privacy.cli.benchmark import _wanted
-from fedre_privacy.work import comparison
+from fedre_privacy.cli.benchmark import _benchmark_of
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_seeds_and_targets_win_over_those_of_the_file(tmp_path: Path) -> None:
     other = comparison({}, [], sweep=file, seeds=[4, 5], targets=2)
     assert (other.seeds, other.targets) == ((4, 5), 2)
     options = benchmark.parser().parse_args([str(file), "--seeds", "4"])
-    assert _wanted(options).seeds == (4,)
+    assert _benchmark_of(options).seeds == (4,)
 
 
 def test_presets_are_listed(call: Any) -> None:

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fedre_privacy.core.files import file_sha256
-from fedre_privacy.runs.verifying import verify
+from fedre_privacy.runs.verification import verify
 
 LAST = "uploads/r0003.safetensors"
 

@@ -29,14 +29,14 @@ from fedre_privacy.cli import (
     verify,
     view,
 )
-from fedre_privacy.cli.commands import foreign
 from fedre_privacy.cli.output import Output
+from fedre_privacy.cli.shared import external_uploads as foreign
 from fedre_privacy.core.errors import FedreError, MissingInputError
 from fedre_privacy.core.registry import import_plugins
+from fedre_privacy.experiments import attack as pipeline
 from fedre_privacy.models.zoo.base import architectures
-from fedre_privacy.play import attack as pipeline
 from fedre_privacy.protocols.base import protocols
-from fedre_privacy.runs import preparing
+from fedre_privacy.runs import preparation as preparing
 from fedre_privacy.runs.run import Run, find_run
 
 ROOT = Path(__file__).parents[2]
@@ -190,10 +190,10 @@ def accepted(reader, monkeypatch) -> Callable[[str, list[str]], Any]:
     architectures.names()  # loaded, so that what a page's own file adds goes with the test
     for kept in ("_things", "_origins"):
         monkeypatch.setattr(architectures, kept, dict(getattr(architectures, kept)))
-    work = "fedre_privacy.cli.commands"
-    monkeypatch.setattr("fedre_privacy.play.rehearse.rehearse", stop)
+    work = "fedre_privacy.cli.shared"
+    monkeypatch.setattr("fedre_privacy.experiments.dry_run.rehearse", stop)
     monkeypatch.setattr(f"{work}.result.rehearse", stop)
-    monkeypatch.setattr("fedre_privacy.auditing.recorded.plan_audit", stop)
+    monkeypatch.setattr("fedre_privacy.auditing.recorded_run.plan_audit", stop)
     monkeypatch.setattr("fedre_privacy.api.run_membership", stop)
     monkeypatch.setattr(preparing, "prepare", stop)  # comes after the checks of attack and training
     monkeypatch.setattr("fedre_privacy.api.run_attack", stop_after_preparing)
@@ -201,7 +201,7 @@ def accepted(reader, monkeypatch) -> Callable[[str, list[str]], Any]:
     monkeypatch.setattr("fedre_privacy.api.verify", stop)
     monkeypatch.setattr("fedre_privacy.api.view", stop)
     monkeypatch.setattr("fedre_privacy.api.run_benchmark", stop)
-    monkeypatch.setattr("fedre_privacy.play.rehearse.rehearse_suite", stop)
+    monkeypatch.setattr("fedre_privacy.experiments.dry_run.rehearse_suite", stop)
     monkeypatch.setattr("fedre_privacy.reproduction.toy.run_toy", stop)
     monkeypatch.setattr("fedre_privacy.api.claim", stop)
     monkeypatch.setattr("fedre_privacy.publish.claims.read_claim", stop)

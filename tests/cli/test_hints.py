@@ -13,11 +13,11 @@ import pytest
 
 from fedre_privacy.attacks.base import Context, attacks
 from fedre_privacy.core.errors import FedreError
-from fedre_privacy.play.attack import prepare_attack
-from fedre_privacy.play.fit import check_ahead
-from fedre_privacy.play.usual import with_usual_attack
+from fedre_privacy.experiments.attack import prepare_attack
+from fedre_privacy.experiments.compatibility import check_ahead
+from fedre_privacy.experiments.default_attack import with_usual_attack
 from fedre_privacy.protocols.base import protocols
-from fedre_privacy.runs.resolving import required, resolve_attack, resolve_training
+from fedre_privacy.runs.resolution import require_resolved, resolve_attack, resolve_training
 from fedre_privacy.runs.settings import ATTACK_SECTIONS, TrainSettings
 from fedre_privacy.runs.training import train
 from fedre_privacy.threats.base import threats
@@ -70,7 +70,7 @@ def asked(options: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def resolved(sections: dict[str, Any]) -> TrainSettings:
     problems: list[str] = []
-    return required(resolve_training(sections, {}, problems), problems)
+    return require_resolved(resolve_training(sections, {}, problems), problems)
 
 
 def check(protocol: str, options: list[str]) -> None:
@@ -169,7 +169,7 @@ def test_what_is_advised_begins_to_run(protocol: str, tmp_path: Path) -> None:
         problems: list[str] = []
         values = with_usual_attack({"eval": {"targets": 2}, **values}, training)
         uploads = training.protocol.uploads
-        settings = required(resolve_attack(values, {}, problems, uploads=uploads), problems)
+        settings = require_resolved(resolve_attack(values, {}, problems, uploads=uploads), problems)
         trial = prepare_attack(run, settings)
         loops = {name: few for name, few in settings.attack.loops.items()
                  if hasattr(settings.attack, name)}  # fmt: skip

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from fedre_privacy.attacks.inversion import solve as inversion
-from fedre_privacy.attacks.running import driver
+from fedre_privacy.attacks.common import tiling as driver
+from fedre_privacy.attacks.inversion import reconstruction as inversion
 from fedre_privacy.cli import benchmark
+from fedre_privacy.experiments import attack as pipeline
 from fedre_privacy.federation import loop
-from fedre_privacy.play import attack as pipeline
 
 pytestmark = pytest.mark.slow
 

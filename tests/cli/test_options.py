@@ -12,9 +12,9 @@ import pytest
 import fedre_privacy as fp
 from fedre_privacy.cli import attack, benchmark, train
 from fedre_privacy.core.config import knobs
-from fedre_privacy.core.options import Option, documented, options_of
+from fedre_privacy.core.options import Option, document_options, options_of
 from fedre_privacy.runs.options import ATTACKING, TRAINING, TrainOptions
-from fedre_privacy.runs.resolving import resolve_attack, resolve_training
+from fedre_privacy.runs.resolution import resolve_attack, resolve_training
 
 
 def usual_values() -> dict[str, Any]:
@@ -71,7 +71,7 @@ def test_a_keyword_that_is_no_option_is_refused() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'protokol'"):
         fp.train(protokol="fedre")
 
-    @documented(TrainOptions)
+    @document_options(TrainOptions)
     def given(**options: Any) -> dict[str, Any]:
         """Give options back."""
         return options

@@ -19,7 +19,7 @@ from fedre_privacy.cli.output import Output, table_lines
 from fedre_privacy.core.config import knobs
 from fedre_privacy.core.events import Event
 from fedre_privacy.runs.settings import Evaluation
-from fedre_privacy.runs.verifying import verify
+from fedre_privacy.runs.verification import verify
 
 
 class Terminal(io.StringIO):

@@ -11,11 +11,12 @@ import pytest
 import yaml
 
 from fedre_privacy import api
+from fedre_privacy.api.workflows import PAGE
+from fedre_privacy.benchmarking.worker import main as job
 from fedre_privacy.cli import benchmark
 from fedre_privacy.core.errors import ConfigError
-from fedre_privacy.job import main as job
 from fedre_privacy.runs.run import Run
-from fedre_privacy.runs.verifying import verify
+from fedre_privacy.runs.verification import verify
 
 pytestmark = pytest.mark.slow
 
@@ -122,7 +123,7 @@ def test_a_sweep_and_its_jobs(cli, ran, tmp_path, tiny):
     (file,) = out.glob("jobs/*.yaml")
     with pytest.raises(ConfigError, match="--plugin strange"):
         sys.modules.pop("strange")
-        job(str(file), str(out), str(tmp_path / "runs"), "cpu")
+        job(str(file), str(out), str(tmp_path / "runs"), "cpu", PAGE)
 
 
 @pytest.mark.slow

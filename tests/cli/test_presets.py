@@ -19,7 +19,7 @@ from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.federation.loop import select
 from fedre_privacy.models.families import FAMILIES
 from fedre_privacy.presets import preset, presets
-from fedre_privacy.runs.resolving import check_sections, resolve_attack, resolve_training
+from fedre_privacy.runs.resolution import check_sections, resolve_attack, resolve_training
 from fedre_privacy.runs.run import Run
 
 ALL = presets()
@@ -129,7 +129,7 @@ def test_presets_of_published_partitions_keep_them_with_every_training_seed() ->
 
 @pytest.mark.slow
 def test_every_published_partition_of_many_clients_can_be_made() -> None:
-    from fedre_privacy.partition import split
+    from fedre_privacy.partition import split_clients
 
     sizes = {"cifar10": (10, 6000), "cifar100": (100, 600), "tinyimagenet": (200, 550),
              "fashion-mnist": (10, 7000)}  # fmt: skip
@@ -144,7 +144,7 @@ def test_every_published_partition_of_many_clients_can_be_made() -> None:
             continue
         seen.add(key)
         labels = np.repeat(np.arange(classes), count)
-        found = split(settings.partition, labels, settings.train.clients, 0)
+        found = split_clients(settings.partition, labels, settings.train.clients, 0)
         assert min(map(len, found.train)) >= 2  # BatchNorm needs two
     assert len(seen) > 10
 

@@ -189,7 +189,7 @@ def test_identical_attack_is_read_back(
     first = cli.attack(*options)
     assert first.code == 0 and "trained before" in first.line("Run")
     before = listing(run)
-    monkeypatch.setattr("fedre_privacy.attacks.inversion.solve.fit_tile", None)
+    monkeypatch.setattr("fedre_privacy.attacks.inversion.reconstruction.fit_tile", None)
     monkeypatch.setattr(training, "_train", None)
     again = cli.attack(*options)
     assert again.code == 0 and "read back" in again.line("Note")

@@ -59,25 +59,25 @@ def test_help_lists_and_wrong_usage_import_nothing_large():
 
 
 def test_the_index_is_what_the_parts_say():
-    assert index.stored() == index.current(), "write it anew: python -m fedre_privacy.cli.index"
-    assert len(index.stored()["parts"]["attacks"]) > 20
-    assert index.stored()["parts"]["attacks"][0]["from"] == "built in"
-    assert len(index.stored()["constants"]) > 12
-    assert "fedre_privacy.attacks.base: dip" in index.stored()["files"]
+    assert index.read_index() == index.current(), "write it anew: python -m fedre_privacy.cli.index"
+    assert len(index.read_index()["parts"]["attacks"]) > 20
+    assert index.read_index()["parts"]["attacks"][0]["from"] == "built in"
+    assert len(index.read_index()["constants"]) > 12
+    assert "fedre_privacy.attacks.base: dip" in index.read_index()["files"]
 
 
 def test_a_new_file_is_asked_for_what_it_registers(monkeypatch, capsys):
     lists.list_all(Output(as_json=False, quiet=False))
     usual = capsys.readouterr().out
-    monkeypatch.setattr(lists, "_imported", lambda: False)
-    monkeypatch.setattr(lists, "stored", lambda: {"files": [], "parts": {}})
+    monkeypatch.setattr(lists, "_registries_imported", lambda: False)
+    monkeypatch.setattr(lists, "read_index", lambda: {"files": [], "parts": {}})
     lists.list_all(Output(as_json=False, quiet=False))
     assert capsys.readouterr().out == usual
 
 
 def test_a_constant_that_the_index_lacks_is_imported():
-    assert index.loaded(Constant("fedre_privacy.core.lock:WAIT_SECONDS")) == 0.2
-    assert index.loaded("as it is") == "as it is"
+    assert index.indexed_constant(Constant("fedre_privacy.core.lock:WAIT_SECONDS")) == 0.2
+    assert index.indexed_constant("as it is") == "as it is"
 
 
 def test_what_is_printed_is_the_same(capsys):
@@ -88,13 +88,13 @@ def test_what_is_printed_is_the_same(capsys):
 
 
 def test_parts_of_another_package_are_asked_for(tmp_path, monkeypatch):
-    assert not registry.brought()
+    assert not registry.has_plugins()
     folder: Path = tmp_path / "others-1.0.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: others\nVersion: 1.0\n")
     (folder / "entry_points.txt").write_text("[fedre_privacy.attacks]\nfar = far.attacks:Far\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert registry.brought()
-    monkeypatch.setattr(lists, "_imported", lambda: False)
-    monkeypatch.setattr(lists, "stored", lambda: pytest.fail("its parts would be missing"))
+    assert registry.has_plugins()
+    monkeypatch.setattr(lists, "_registries_imported", lambda: False)
+    monkeypatch.setattr(lists, "read_index", lambda: pytest.fail("its parts would be missing"))
     lists.list_all(Output(as_json=False, quiet=True))

@@ -103,8 +103,8 @@ HOMES = {
     "protocols": ("protocols", "protocols"),
     "defenses": ("defenses", "defenses"),
     "attacks": ("attacks", "attacks"),
-    "attacks.shadows": ("attacks/shadows", "shadow_attacks"),
-    "play.questions": ("play/questions", "questions"),
+    "attacks.shadow_attacks": ("attacks/shadow_attacks", "shadow_attacks"),
+    "experiments.questions": ("play/questions", "questions"),
     "eval.metrics": ("eval/metrics", "metrics"),
     "threats": ("threats", "threats"),
     "steering": ("steering", "steerings"),
@@ -116,9 +116,9 @@ HOMES = {
 """Where built-in parts of a group live, and the registry that `base` of that folder has."""
 KINDS = {
     "entanglement": "scheme", "protocols": "protocol", "defenses": "defense", "attacks": "attack",
-    "play.questions": "question", "eval.metrics": "metric", "threats": "threat",
+    "experiments.questions": "question", "eval.metrics": "metric", "threats": "threat",
     "steering": "steering", "detectors": "detector", "data": "dataset", "models.zoo": "model",
-    "partition": "partition", "attacks.shadows": "shadow-attack",
+    "partition": "partition", "attacks.shadow_attacks": "shadow-attack",
 }  # fmt: skip
 
 

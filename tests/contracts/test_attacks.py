@@ -17,13 +17,13 @@ from fedre_privacy.testing.attack_checks import Box, different
 from fedre_privacy.testing.known_problem import (
     BRIEF,
     QUICK,
+    answer_of,
+    attack_of,
     floor,
-    found,
-    made,
     originals,
     problem,
     psnr_db,
-    sketched,
+    short_answer_of,
 )
 
 NAMES = [
@@ -39,7 +39,7 @@ TILED = sorted({"dip", "pixel", "joint-disentangle", "linear", "shadow", "ensemb
 
 
 def make(name: str, table=BRIEF, **settings):
-    return made(attacks.get(name), table, **settings)
+    return attack_of(attacks.get(name), table, **settings)
 
 
 def test_every_listed_name_exists():
@@ -58,7 +58,7 @@ def test_noise_for_an_upload_tells_nothing(name):
 @pytest.mark.parametrize("name", sorted(set(NAMES) - EXACT))
 def test_another_seed_gives_another_answer(name):
     found = make(name)(problem(), Context(seed=6))
-    assert not torch.equal(found.images, sketched(attacks.get(name)).images)
+    assert not torch.equal(found.images, short_answer_of(attacks.get(name)).images)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -67,7 +67,7 @@ def test_the_number_of_threads_changes_nothing(name):
     try:
         for count in (2, 4):
             torch.set_num_threads(count)
-            assert different(make(name)(problem()), sketched(attacks.get(name))) == []
+            assert different(make(name)(problem()), short_answer_of(attacks.get(name))) == []
             assert torch.get_num_threads() == count
     finally:
         torch.set_num_threads(threads)
@@ -110,7 +110,7 @@ def test_an_interruption_keeps_finished_tiles(name):
     assert len(box.saved) == 1
     worked_on = set()
     context = Context(cache=box, report=lambda event: worked_on.add(event.data.get("first")))
-    assert different(make(name)(problem(), context), sketched(attacks.get(name))) == []
+    assert different(make(name)(problem(), context), short_answer_of(attacks.get(name))) == []
     assert 0 not in worked_on and worked_on and len(box.saved) > 1
 
 
@@ -140,5 +140,5 @@ def test_what_is_not_finite_diverges_with_a_step_to_take(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_built_in_answer_is_nearest_to_the_digit_it_stands_for(name):
-    errors = found(attacks.get(name)).images[:, None] - originals()[None]
+    errors = answer_of(attacks.get(name)).images[:, None] - originals()[None]
     assert errors.square().flatten(2).mean(2).argmin(1).tolist() == list(range(10))

@@ -10,19 +10,19 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from fedre_privacy.active_server.detectors.base import Detector
 from fedre_privacy.attacks.base import Attack, Context
-from fedre_privacy.blocks import global_prototypes
 from fedre_privacy.core.artifacts import Prototypes, Representations
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Knowledge
 from fedre_privacy.defenses.base import Defense
-from fedre_privacy.detectors.base import Detector
 from fedre_privacy.entanglement.rap import RAP
 from fedre_privacy.eval.metrics.psnr import Psnr
+from fedre_privacy.protocols.blocks import global_prototypes
 from fedre_privacy.protocols.fedproto import FedProto
-from fedre_privacy.runs.preparing import prepare
+from fedre_privacy.runs.preparation import prepare
 from fedre_privacy.testing import (
     check_attack,
     check_defense,

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
+from fedre_privacy.active_server.detectors.base import detectors
 from fedre_privacy.core.artifacts import HeadState, Prototypes
-from fedre_privacy.detectors.base import detectors
 from fedre_privacy.testing.message_checks import ROWS, receipt
 
 HEAD = (HeadState({"weight": ROWS, "bias": ROWS[:, 0].clone()}),)

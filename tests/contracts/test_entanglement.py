@@ -10,15 +10,17 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.core.config import build_plugin, plain_plugin
-from fedre_privacy.core.registry import typed
+from fedre_privacy.core.registry import allow_module_paths
 from fedre_privacy.core.rng import derive, stream
 from fedre_privacy.entanglement import rap
 from fedre_privacy.entanglement.base import (
+    DISTRIBUTIONS,
+    POSITIVE,
     Entanglement,
+    positive_weights,
     schemes,
     spread_over_classes,
 )
-from fedre_privacy.entanglement.weights import DISTRIBUTIONS, POSITIVE, positive_weights
 from fedre_privacy.testing import scheme_checks
 from fedre_privacy.testing.scheme_checks import CLASSES, LABELS, draw_of, some_reps
 
@@ -62,7 +64,7 @@ def make(tmp_path, monkeypatch, repo):
 
     def build(case) -> Entanglement:
         problems: list[str] = []
-        typed(OWN)
+        allow_module_paths(OWN)
         scheme = build_plugin(schemes, case, at="protocol.entanglement", problems=problems)
         assert scheme is not None and problems == []
         return scheme
@@ -264,9 +266,9 @@ def test_clamp_and_softmax():
 
 
 def test_a_vanishing_total_falls_back_to_equal_weights(monkeypatch):
-    from fedre_privacy.entanglement import weights
+    from fedre_privacy.entanglement import base
 
-    monkeypatch.setattr(weights, "_draw", lambda n, *_: torch.zeros(n, dtype=torch.float64))
+    monkeypatch.setattr(base, "_draw", lambda n, *_: torch.zeros(n, dtype=torch.float64))
     assert draw("gaussian", "abs", count=4).tolist() == [1, 1, 1, 1]
 
 

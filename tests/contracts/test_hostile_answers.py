@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedre_privacy.attacks.base import Context, accepted
-from fedre_privacy.core.answers import MOST_LETTERS, typed
+from fedre_privacy.attacks.base import Context, check_outcome
+from fedre_privacy.core.answers import MOST_LETTERS, typed_answer
 from fedre_privacy.core.errors import DivergedError, IncompatibleError
 from fedre_privacy.core.files import json_text, write_frame, write_tensors
 from fedre_privacy.core.outcomes import Outcome
 from fedre_privacy.eval.report import save_figure
-from fedre_privacy.play.attack import prepare_attack
-from fedre_privacy.play.questions.base import Trial, question_of, questions
-from fedre_privacy.runs.resolving import resolve_attack
+from fedre_privacy.experiments.attack import prepare_attack
+from fedre_privacy.experiments.questions.base import Trial, question_of, questions
+from fedre_privacy.runs.resolution import resolve_attack
 from fedre_privacy.runs.run import Run
 
 ASKED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -138,7 +138,7 @@ def test_an_answer_is_scored_or_refused_by_the_attacks_name(
     for name, answer in variants(honest(question)):
         tried += 1
         try:
-            found = accepted(attack, seen, answer, question_of(asked.settings).outcome())
+            found = check_outcome(attack, seen, answer, question_of(asked.settings).outcome())
         except (IncompatibleError, DivergedError) as error:
             assert f"Attack '{attack.name}' " in str(error), name
             continue
@@ -164,7 +164,7 @@ def test_an_answer_is_scored_or_refused_by_the_attacks_name(
 @pytest.mark.parametrize("question", ASKED)
 def test_what_an_attack_of_ours_returns_is_of_its_types_already(question, trial, honest):
     answer = honest(question)
-    found, problems = typed(answer, trial(question).observation)
+    found, problems = typed_answer(answer, trial(question).observation)
     assert problems == []
     for item in dataclasses.fields(answer):
         before, after = getattr(answer, item.name), getattr(found, item.name)
@@ -176,7 +176,7 @@ def test_what_an_attack_of_ours_returns_is_of_its_types_already(question, trial,
 def test_another_kind_of_answer_is_refused(other, trial):
     asked = trial("images")
     with pytest.raises(IncompatibleError, match=r"Attack 'pixel' returned a .* is needed"):
-        accepted(asked.settings.attack, asked.observation, other)
+        check_outcome(asked.settings.attack, asked.observation, other)
 
 
 def test_an_honest_author_may_answer_in_double_precision(trial, honest):
@@ -184,6 +184,6 @@ def test_an_honest_author_may_answer_in_double_precision(trial, honest):
     double = dataclasses.replace(
         answer, images=answer.images.double(), prior=answer.prior.double(), fit=answer.fit.double()
     )
-    found = accepted(asked.settings.attack, asked.observation, double)
+    found = check_outcome(asked.settings.attack, asked.observation, double)
     assert found.images.dtype == torch.float32 and torch.equal(found.images, answer.images)
     assert asked.score(found).verdict == asked.score(answer).verdict

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from fedre_privacy.core.artifact_schema import Holds, Role, Sum
 from fedre_privacy.core.artifacts import Artifact
-from fedre_privacy.core.contents import Holds, Role, Sum
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Artifact.kinds.values() if kind.kind])

@@ -13,7 +13,7 @@ import torch
 
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.runs.training import train
-from fedre_privacy.testing.federation import settings_of, trained
+from fedre_privacy.testing.federation import settings_of, trained_run
 from fedre_privacy.testing.protocol_checks import (
     CLIENT,
     ROUNDS,
@@ -26,7 +26,7 @@ LAST = ROUNDS[-1]
 
 
 def test_other_orders_and_images_end_elsewhere():
-    run = trained("fedgh")
+    run = trained_run("fedgh")
     images, labels, start = samples_of(run)
     rehearse = rehearsal_of(run)
     before = {name: value.clone() for name, value in start.state_dict().items()}
@@ -66,7 +66,7 @@ def test_training_under_a_declared_defence_is_rehearsed_with_it(tmp_path):
 
 
 def test_it_holds_settings_and_broadcasts_alone():
-    run = trained("fedre")
+    run = trained_run("fedre")
     held = rehearsal_of(run)
     said = json.dumps(held.plain())
     assert "seed" not in held.plain()["training"] and "class_counts" not in said
@@ -76,7 +76,7 @@ def test_it_holds_settings_and_broadcasts_alone():
 
 
 def test_fresh_weights_are_nobodys():
-    run = trained("fedgh")
+    run = trained_run("fedgh")
     _, _, start = samples_of(run)
     rehearse = rehearsal_of(run)
     one, same, other = (rehearse.blank(CLIENT, seed) for seed in (0, 0, 1))
@@ -86,7 +86,7 @@ def test_fresh_weights_are_nobodys():
 
 
 def test_nothing_to_train_on_is_refused():
-    run = trained("fedgh")
+    run = trained_run("fedgh")
     images, labels, start = samples_of(run)
     with pytest.raises(IncompatibleError, match="an image or more"):
         rehearsal_of(run)(CLIENT, start, images[:0], labels[:0], (1,), 0)

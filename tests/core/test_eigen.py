@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedre_privacy.core import eigen
+from fedre_privacy.core import eigenvalues as eigen
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -10,7 +10,7 @@ import pytest
 
 import fedre_privacy.core
 from fedre_privacy.core import errors
-from fedre_privacy.core.errors import ConfigError, FedreError, nearest, unknown
+from fedre_privacy.core.errors import ConfigError, FedreError, nearest, unknown_name
 from fedre_privacy.core.units import human_bytes, human_seconds, plural
 
 MODULES = [
@@ -86,4 +86,6 @@ def test_exit_codes():
 def test_nearest():
     assert nearest("dipp", ["pixel", "dip"]) == "dip"
     assert nearest("zzz", ["pixel", "dip"]) is None
-    assert unknown("thing", "x", [], at="here") == "Unknown thing 'x' at here. Available: none."
+    assert (
+        unknown_name("thing", "x", [], at="here") == "Unknown thing 'x' at here. Available: none."
+    )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedre_privacy.cli.command import ended
+from fedre_privacy.cli.command import exit_code_of
 from fedre_privacy.cli.output import Output
 from fedre_privacy.core import files, interrupts
 from fedre_privacy.core.events import Event
@@ -33,7 +33,7 @@ def command(body) -> int:
         with interrupts.stoppable():
             return body(output)
     except BaseException as error:
-        return ended(error, output, lambda: Path("log.txt"))
+        return exit_code_of(error, output, lambda: Path("log.txt"))
 
 
 @lost

@@ -16,8 +16,8 @@ from fedre_privacy.core.files import write_text
 from fedre_privacy.core.lock import (
     LOCK,
     STALE_SECONDS,
-    held,
     is_held,
+    lock_folder,
     refuse_if_held,
     remove_left,
     remove_stale,
@@ -48,7 +48,7 @@ def holder(tmp_path: Path):
 
 def test_the_second_is_told_who_is_first(holder, tmp_path):
     for ask in (
-        lambda: held(tmp_path / "run").__enter__(),
+        lambda: lock_folder(tmp_path / "run").__enter__(),
         lambda: refuse_if_held(tmp_path / "run"),
     ):
         with pytest.raises(InUseError) as refused:
@@ -66,30 +66,30 @@ def test_a_death_releases(holder, tmp_path, how):
     folder = tmp_path / "run"
     assert (folder / LOCK).exists() and not is_held(folder)
     refuse_if_held(folder)
-    with held(folder):
+    with lock_folder(folder):
         assert is_held(folder)
     assert not folder.exists()  # nothing was put into it
 
 
 def test_what_is_in_the_folder_stays(tmp_path):
-    with held(tmp_path / "run"):
+    with lock_folder(tmp_path / "run"):
         (tmp_path / "run" / "file").write_text("x")
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["file"]
 
 
 def test_threads_of_one_process_take_turns(tmp_path):
-    with held(tmp_path), pytest.raises(InUseError, match=f"process {os.getpid()} "):
-        held(tmp_path).__enter__()
+    with lock_folder(tmp_path), pytest.raises(InUseError, match=f"process {os.getpid()} "):
+        lock_folder(tmp_path).__enter__()
 
 
 def test_one_waits_until_the_other_has_ended(tmp_path):
     order: list[str] = []
 
     def second() -> None:
-        with held(tmp_path / "run", wait=True):
+        with lock_folder(tmp_path / "run", wait=True):
             order.append("second")
 
-    with held(tmp_path / "run"):
+    with lock_folder(tmp_path / "run"):
         waiting = threading.Thread(target=second)
         waiting.start()
         time.sleep(0.5)
@@ -120,7 +120,7 @@ for _ in range(30):
 def test_a_folder_that_cannot_be_made_says_so(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(StorageError, match="could not be written: Not a directory"):
-        held(tmp_path / "file" / "run").__enter__()
+        lock_folder(tmp_path / "file" / "run").__enter__()
 
 
 def test_temporary_files_of_the_dead_go(tmp_path):

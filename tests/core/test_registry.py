@@ -11,7 +11,7 @@ import pytest
 from fedre_privacy.core import registry as module
 from fedre_privacy.core.config import build_plugin
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
-from fedre_privacy.core.registry import Registry, import_plugin, import_plugins, typed
+from fedre_privacy.core.registry import Registry, allow_module_paths, import_plugin, import_plugins
 
 OTHERS = ["broken_stranger:Thing", "not_installed:Thing"]
 
@@ -152,7 +152,9 @@ def test_the_same_class_may_be_registered_again():
 
 
 def test_import_plugin(package):
-    typed("stranger:Spring,stranger:Sprig", ["stranger:function"], {"a": {"b": OTHERS}})
+    allow_module_paths(
+        "stranger:Spring,stranger:Sprig", ["stranger:function"], {"a": {"b": OTHERS}}
+    )
     assert import_plugin("stranger:Spring", "widget").__name__ == "Spring"
     with pytest.raises(ConfigError, match="module:Class"):
         import_plugin("stranger", "widget")
@@ -170,7 +172,7 @@ def test_a_module_in_the_working_directory_is_found(tmp_path, monkeypatch):
     (tmp_path / "lying_here.py").write_text("class Thing: ...\n")
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     monkeypatch.chdir(tmp_path)
-    typed("lying_here:Thing@target")
+    allow_module_paths("lying_here:Thing@target")
     assert import_plugin("lying_here:Thing", "widget").__name__ == "Thing"
     assert "" not in sys.path[:-1]  # it hides nothing that is imported later
     sys.modules.pop("lying_here")
@@ -182,7 +184,7 @@ def test_a_name_from_a_file_imports_nothing(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="add --plugin lying_there "):
         import_plugin("lying_there:Thing", "widget")
     for path in ("os:", ":x", "a b:c", "a;b:c", "../x:Y", "lying_there:Thing.more", "x" * 9):
-        typed(path)
+        allow_module_paths(path)
         with pytest.raises(ConfigError, match="module:Class"):
             import_plugin(path, "widget")
     assert "lying_there" not in sys.modules

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from fedre_privacy.core.rng import derive, seeded, stream
+from fedre_privacy.core.rng import derive, seeded_generators, stream
 
 
 def draw(generator: torch.Generator) -> list[float]:
@@ -50,14 +50,14 @@ def test_seeded_restores_the_global_generator():
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    with seeded(1, "model", client=2):
+    with seeded_generators(1, "model", client=2):
         inside = torch.rand(3)
         torch.rand(100)
     assert torch.equal(torch.rand(3), expected)
     torch.rand(13)
-    with seeded(1, "model", client=2):
+    with seeded_generators(1, "model", client=2):
         assert torch.equal(torch.rand(3), inside)
-    with seeded(1, "model", client=3):
+    with seeded_generators(1, "model", client=3):
         assert not torch.equal(torch.rand(3), inside)
 
 
@@ -66,7 +66,7 @@ def test_seeded_restores_after_an_error():
     expected = torch.rand(3)
     torch.manual_seed(5)
     try:
-        with seeded(1, "model"):
+        with seeded_generators(1, "model"):
             torch.rand(1)
             raise KeyError
     except KeyError:
@@ -76,7 +76,7 @@ def test_seeded_restores_after_an_error():
 
 def test_threads_have_the_global_generators_one_after_another():
     def drawn(number: int) -> torch.Tensor:
-        with seeded(number, "threads"):
+        with seeded_generators(number, "threads"):
             parts = []
             for _ in range(20):
                 parts.append(torch.rand(3))

@@ -15,7 +15,7 @@ import yaml
 from fedre_privacy.core import files
 from fedre_privacy.core.config import load_yaml, parse_assignments
 from fedre_privacy.core.errors import ConfigError, DamagedInputError, MissingInputError
-from fedre_privacy.core.schema import Count, Word, check, parse_json, parse_yaml
+from fedre_privacy.core.typed_yaml import Count, Word, check, parse_json, parse_yaml
 
 
 class Inner(TypedDict):

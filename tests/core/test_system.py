@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import fedre_privacy as fp
-from fedre_privacy.core import files, system
+from fedre_privacy.core import files
+from fedre_privacy.core import os_errors as system
 from fedre_privacy.core.errors import (
     ConfigError,
     FedreError,
@@ -20,7 +21,7 @@ from fedre_privacy.core.errors import (
     OutOfMemoryError,
     StorageError,
 )
-from fedre_privacy.core.system import clearly, refusal, told
+from fedre_privacy.core.os_errors import os_error_message, refusal, with_clear_errors
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,7 @@ from fedre_privacy.core.system import clearly, refusal, told
     ],
 )  # fmt: skip
 def test_what_is_told(error, kind, words):
-    found = told(error)
+    found = os_error_message(error)
     assert type(found) is kind and words in str(found)
     assert isinstance(error, FedreError) or found.next_step
 
@@ -51,9 +52,9 @@ def test_what_is_told(error, kind, words):
     "error", [RuntimeError("odd"), ValueError(), FileNotFoundError(2, "x", "y")]
 )
 def test_what_is_no_refusal_of_the_system_stays(error):
-    assert told(error) is None
+    assert os_error_message(error) is None
     with pytest.raises(type(error)):
-        clearly(lambda: (_ for _ in ()).throw(error).__next__())()
+        with_clear_errors(lambda: (_ for _ in ()).throw(error).__next__())()
 
 
 def test_a_removed_working_directory(tmp_path, monkeypatch):
@@ -63,7 +64,7 @@ def test_a_removed_working_directory(tmp_path, monkeypatch):
     place.rmdir()
     with pytest.raises(FileNotFoundError) as caught:
         os.getcwd()
-    found = told(caught.value)
+    found = os_error_message(caught.value)
     assert type(found) is MissingInputError and "working directory was removed" in str(found)
 
 

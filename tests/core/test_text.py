@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from fedre_privacy.core.files import write_csv, write_frame
-from fedre_privacy.core.text import csv_text, visible
+from fedre_privacy.core.safe_text import csv_text, visible
 
 
 def test_what_cannot_be_seen_is_written_out():

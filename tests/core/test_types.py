@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedre_privacy.core.artifact_schema import Content
 from fedre_privacy.core.artifacts import (
     Artifact,
     ClassLogits,
@@ -29,7 +30,6 @@ from fedre_privacy.core.artifacts import (
     SmallModelState,
     wire,
 )
-from fedre_privacy.core.contents import Content
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Knowledge, Mixture
 from fedre_privacy.threats.base import threats
@@ -99,7 +99,7 @@ class TestArtifact:
                 for n, t in artifact.tensors().items()
             }
         )
-        copy = source.detached()
+        copy = source.detached_copy()
         for name, tensor in source.tensors().items():
             other = copy.tensors()[name]
             assert torch.equal(other, tensor)

@@ -10,7 +10,7 @@ import torch
 from fedre_privacy.core.config import build
 from fedre_privacy.core.errors import ConfigError, IncompatibleError, MissingInputError
 from fedre_privacy.data import ImageData, datasets, keep_per_class, resize
-from fedre_privacy.data.base import existing
+from fedre_privacy.data.base import existing_path
 
 
 def make(n: int = 6, num_train: int = 4) -> ImageData:
@@ -91,7 +91,7 @@ def test_resize() -> None:
 def test_existing_names_the_remedy() -> None:
     for path, said in ((None, "no path was given"), ("no-such-place", "nothing at no-such-place")):
         with pytest.raises(MissingInputError) as caught:
-            existing(path, "npz", "a .npz file")
+            existing_path(path, "npz", "a .npz file")
         for part in (said, "'npz' needs a .npz file", "--data-dir DIR", "--dataset digits",
                      "--dataset photos"):  # fmt: skip
             assert part in str(caught.value)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedre_privacy.core.artifacts import Artifact
-from fedre_privacy.defenses.base import Facts, Sending
+from fedre_privacy.defenses.base import FederationFacts, Sending
 from fedre_privacy.testing import message_checks
 
 _tests = Path(__file__).parent.parent
@@ -24,10 +24,10 @@ def artifacts() -> dict[str, Artifact]:
 @pytest.fixture
 def sending() -> Callable[..., Sending]:
     """Make a sending; client 0 in round 1 of 10 with 2, 0, 5 and 3 samples of its classes."""
-    return message_checks.sending
+    return message_checks.sending_context
 
 
 @pytest.fixture
-def facts() -> Callable[..., Facts]:
+def facts() -> Callable[..., FederationFacts]:
     """Make the facts of ten clients with 100 samples each, all in 100 rounds."""
     return message_checks.facts

@@ -25,18 +25,18 @@ from fedre_privacy.core.artifacts import (
     ModelState,
     Prototypes,
 )
-from fedre_privacy.core.channels import Bound, Channel
-from fedre_privacy.core.registry import typed
+from fedre_privacy.core.channels import Channel, ClippingStep
+from fedre_privacy.core.registry import allow_module_paths
 from fedre_privacy.core.types import Knowledge, KnownDefense, Observation, Upload
 from fedre_privacy.defenses.base import defenses
+from fedre_privacy.experiments.adaptation import Adaptation, adaptations, sentence
+from fedre_privacy.experiments.attack import prepare_attack
+from fedre_privacy.experiments.questions.images import ImageTrial
 from fedre_privacy.models.split import Normalise, SplitModel
-from fedre_privacy.play.adaptation import Adaptation, adaptations, sentence
-from fedre_privacy.play.attack import prepare_attack
-from fedre_privacy.play.questions.images import ImageTrial
 from fedre_privacy.protocols.base import protocols
-from fedre_privacy.runs.resolving import resolve_attack
+from fedre_privacy.runs.resolution import resolve_attack
 from fedre_privacy.runs.training import train
-from fedre_privacy.sealed.packing import pack, unpack
+from fedre_privacy.sandbox.observation_files import pack, unpack
 from fedre_privacy.threats.base import threats
 
 BOUNDS = ("clip:norm=0.02", "clip:norm=0.02,where=representation")
@@ -268,7 +268,7 @@ def test_what_an_attack_on_linear_layers_knows_it_does_not_use():
     slopes = torch.autograd.grad(loss, list(model.parameters()))
     names = [name for name, _ in model.named_parameters()]
     upload = Upload(0, 1, (GradientState(dict(zip(names, slopes, strict=True))),))
-    clip = KnownDefense("clip", {}, Channel(updates=(Bound(0.01),)))
+    clip = KnownDefense("clip", {}, Channel(updates=(ClippingStep(0.01),)))
     told = Observation(
         threat=threats.get("strong"), targets=(upload,), uploads=(upload,), broadcasts=(),
         extractors={}, image_shape=(1, 8, 8), num_classes=10, models={(0, 1): model},
@@ -308,7 +308,7 @@ def own_module(repo, tmp_path, monkeypatch):
 
     def write(name, change=lambda text: text):
         (tmp_path / f"{name}.py").write_text(change(example))
-        typed(f"{name}:UniformNoise")
+        allow_module_paths(f"{name}:UniformNoise")
         return f"{name}:UniformNoise"
 
     return write

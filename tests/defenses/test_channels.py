@@ -9,25 +9,25 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedre_privacy.attacks.base import Context, attacks
-from fedre_privacy.attacks.mixtures.defended import factors_that_agree
-from fedre_privacy.attacks.mixtures.linear import total_least_squares
-from fedre_privacy.attacks.running.channels import (
+from fedre_privacy.attacks.common.channels import (
     noise_std,
     objective_as_sent,
     rows_sent_anew,
     update_as_sent,
     upload_behind,
 )
-from fedre_privacy.attacks.running.objectives import l2rel
+from fedre_privacy.attacks.common.objectives import l2rel
+from fedre_privacy.attacks.mixtures.linear_solver import total_least_squares
+from fedre_privacy.attacks.mixtures.masked_mixtures import factors_that_agree
 from fedre_privacy.core.artifacts import EntangledRep, GradientState, Prototypes, Representations
 from fedre_privacy.core.channels import NOTHING, Channel, Noise, Rounding
 from fedre_privacy.core.types import Candidates, KnownDefense, Observation, Upload
-from fedre_privacy.defenses.base import Facts, defenses
+from fedre_privacy.defenses.base import FederationFacts, defenses
 from fedre_privacy.entanglement.base import schemes
 from fedre_privacy.entanglement.quantised import largest_remainder
+from fedre_privacy.experiments.attack import attack
 from fedre_privacy.models.split import Normalise, SplitModel
-from fedre_privacy.play.attack import attack
-from fedre_privacy.runs.resolving import resolve_attack
+from fedre_privacy.runs.resolution import resolve_attack
 from fedre_privacy.runs.training import train
 from fedre_privacy.threats.base import threats
 
@@ -51,7 +51,7 @@ def known(name, **settings):
     """What is declared of a defence or a scheme."""
     if name in schemes.names():
         return KnownDefense(name, settings, schemes.get(name)(**settings).channel())
-    facts = Facts("fedgh", (Prototypes,), ((1,),), (1,), rounds=1)
+    facts = FederationFacts("fedgh", (Prototypes,), ((1,),), (1,), rounds=1)
     return KnownDefense(name, settings, defenses.get(name)(**settings).channel(facts))
 
 

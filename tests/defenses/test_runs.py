@@ -12,7 +12,7 @@ from fedre_privacy.defenses.base import defenses
 from fedre_privacy.federation import loop
 from fedre_privacy.federation.recorder import read_messages
 from fedre_privacy.protocols.base import protocols
-from fedre_privacy.runs.resolving import resolve_training, set_listed
+from fedre_privacy.runs.resolution import resolve_training, set_listed
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.training import train
 

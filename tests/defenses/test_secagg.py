@@ -8,14 +8,14 @@ from fedre_privacy.core.artifacts import Counts, EntangledRep, HeadState, ModelS
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import AGGREGATE, Upload
 from fedre_privacy.defenses.base import defenses
-from fedre_privacy.defenses.secagg import aggregated
+from fedre_privacy.defenses.secagg import aggregate_upload
 from fedre_privacy.defenses.statement import check_all, state
+from fedre_privacy.experiments.attack import attack
+from fedre_privacy.experiments.compatibility import check_ahead
 from fedre_privacy.federation.recorder import read_messages
-from fedre_privacy.play.attack import attack
-from fedre_privacy.play.fit import check_ahead
 from fedre_privacy.protocols.base import protocols
-from fedre_privacy.runs.preparing import facts_of, prepare
-from fedre_privacy.runs.resolving import resolve_attack, resolve_training
+from fedre_privacy.runs.preparation import facts_of, prepare
+from fedre_privacy.runs.resolution import resolve_attack, resolve_training
 from fedre_privacy.runs.training import train
 
 SECAGG = defenses.get("secagg")()
@@ -88,7 +88,7 @@ def test_the_super_pair_is_what_the_server_learns_from(tiny, tmp_path):
 
 def test_means_are_weighted_by_samples():
     one, two = ({"w": torch.full((2,), v)} for v in (1.0, 4.0))
-    upload = aggregated(
+    upload = aggregate_upload(
         [Upload(0, 3, (HeadState(one),)), Upload(2, 3, (HeadState(two),))], [2, 9, 1]
     )
     assert (upload.client, upload.round, upload.participants) == (AGGREGATE, 3, (0, 2))
@@ -96,14 +96,14 @@ def test_means_are_weighted_by_samples():
     rows = [torch.tensor([[2.0], [8.0]]), torch.tensor([[5.0]])]
     labels = [torch.tensor([0, 3]), torch.tensor([3])]
     plain = [Upload(k, 1, (Prototypes(rows[k], labels[k]),)) for k in (0, 1)]
-    means, counts = aggregated(plain, [1, 1]).artifacts
+    means, counts = aggregate_upload(plain, [1, 1]).artifacts
     assert means.means.flatten().tolist() == [2.0, 6.5] and means.labels.tolist() == [0, 3]
     assert counts.values.tolist() == [1, 2]
     sized = [
         Upload(k, 1, (Prototypes(rows[k], labels[k]), Counts(torch.tensor(n))))
         for k, n in ((0, [4, 1]), (1, [2]))
     ]
-    means, counts = aggregated(sized, [1, 1]).artifacts
+    means, counts = aggregate_upload(sized, [1, 1]).artifacts
     assert means.means.flatten().tolist() == [2.0, 6.0] and counts.values.tolist() == [4, 3]
 
 

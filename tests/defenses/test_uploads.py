@@ -15,7 +15,7 @@ from fedre_privacy.core.artifacts import (
 )
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.types import Emission, Mixture
-from fedre_privacy.defenses.apply import defended
+from fedre_privacy.defenses.apply import apply_defenses
 from fedre_privacy.defenses.base import Defense, defenses
 from fedre_privacy.defenses.values import num_rows, update_of, values_of
 
@@ -247,7 +247,7 @@ def test_label_smoothing_leaves_no_class_out(artifacts, sending):
 
 def test_defences_act_in_order_each_with_its_own_stream(artifacts, sending):
     emission = Emission(artifacts["entangled"], sending().mixture)
-    send = partial(defended, sending=sending(), number=0)
+    send = partial(apply_defenses, sending=sending(), number=0)
     noise, few = make("gaussian"), make("quantise", bits=3)
     one = send([noise, few], emission)
     assert len(one.artifact.rep.unique()) <= 8
@@ -257,17 +257,17 @@ def test_defences_act_in_order_each_with_its_own_stream(artifacts, sending):
     alone, second = send([noise], emission), send([make("clip", norm=1e6), noise], emission)
     assert not torch.equal(alone.artifact.rep, second.artifact.rep)
     for other in (
-        partial(defended, sending=sending(client=1), number=0),
-        partial(defended, sending=sending(round=2), number=0),
-        partial(defended, sending=sending(seed=1), number=0),
-        partial(defended, sending=sending(), number=1),
+        partial(apply_defenses, sending=sending(client=1), number=0),
+        partial(apply_defenses, sending=sending(round=2), number=0),
+        partial(apply_defenses, sending=sending(seed=1), number=0),
+        partial(apply_defenses, sending=sending(), number=1),
     ):
         assert not torch.equal(other([noise], emission).artifact.rep, alone.artifact.rep)
 
 
 def test_counts_are_nobodys(artifacts, sending):
     for name in NAMES:
-        sent = defended([make(name)], Emission(artifacts["counts"]), sending(), number=0)
+        sent = apply_defenses([make(name)], Emission(artifacts["counts"]), sending(), number=0)
         assert same(sent.artifact, artifacts["counts"])
 
 
@@ -294,22 +294,22 @@ class Breaks(Defense):
 @pytest.mark.parametrize(("defense", "says"), [(Grows(), "must stay"), (Breaks(), "not finite")])
 def test_a_broken_defence_is_named(defense, says, artifacts, sending):
     with pytest.raises(IncompatibleError, match=f"Defence '{defense.name}' made .*{says}"):
-        defended([defense], Emission(artifacts["entangled"]), sending(), number=0)
+        apply_defenses([defense], Emission(artifacts["entangled"]), sending(), number=0)
 
 
 def test_representations_collected_elsewhere_are_not_called_bounded(artifacts, sending):
     emission = Emission(artifacts["prototypes"], sending().mixture)
     defense = make("gaussian", unit="record")
     with pytest.raises(IncompatibleError, match="collected those of client 0 elsewhere"):
-        defended([defense], emission, sending(), number=0, passes=0)
-    defended([defense], emission, sending(), number=0, passes=1)
+        apply_defenses([defense], emission, sending(), number=0, passes=0)
+    apply_defenses([defense], emission, sending(), number=0, passes=1)
 
 
 def test_an_artifact_outside_the_account_is_refused(artifacts, sending):
     for kind, round in (("rep-statistic", 1), ("prototypes", 0)):
         emission = Emission(artifacts[kind], sending().mixture)
         with pytest.raises(IncompatibleError, match="the accounting of defence 'gaussian'"):
-            defended([make("gaussian")], emission, sending(round=round), number=0)
+            apply_defenses([make("gaussian")], emission, sending(round=round), number=0)
 
 
 # --- bad values ----------------------------------------------------------------------------------

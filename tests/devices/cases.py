@@ -25,9 +25,9 @@ from fedre_privacy.attacks.base import attacks
 from fedre_privacy.core.config import merge
 from fedre_privacy.core.files import read_tensors
 from fedre_privacy.defenses import dp_sgd
-from fedre_privacy.play.attack import attack
+from fedre_privacy.experiments.attack import attack
 from fedre_privacy.protocols.base import protocols
-from fedre_privacy.runs.resolving import resolve_attack, resolve_training
+from fedre_privacy.runs.resolution import resolve_attack, resolve_training
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.training import train
 
@@ -141,7 +141,7 @@ def trainings(folder: Path) -> Iterator[tuple[str, Callable[[], str | None]]]:
 
     def away() -> str | None:
         """A GPU too small for all models: each travels there and back."""
-        with mock.patch("fedre_privacy.runs.starting.free_bytes", lambda device: 0):
+        with mock.patch("fedre_privacy.runs.initial_state.free_bytes", lambda device: 0):
             return case({"protocol": {"name": "fedproto"}, "train": {"rounds": 2}})
 
     for name, sections in TRAININGS.items():

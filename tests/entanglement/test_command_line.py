@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from fedre_privacy.cli.commands.settled import gather
+from fedre_privacy.cli.shared.settings import gather
 from fedre_privacy.cli.train import parser
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.entanglement.base import schemes
-from fedre_privacy.play.targets import TargetSource
-from fedre_privacy.runs.resolving import resolve_training
+from fedre_privacy.experiments.targets import TargetSource
+from fedre_privacy.runs.resolution import resolve_training
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.training import train
 

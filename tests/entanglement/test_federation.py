@@ -6,12 +6,12 @@ import math
 import pytest
 import torch
 
-from fedre_privacy.blocks.state import Samples, Task
 from fedre_privacy.core.artifacts import HeadState
-from fedre_privacy.core.rng import seeded
+from fedre_privacy.core.rng import seeded_generators
 from fedre_privacy.entanglement.base import schemes
 from fedre_privacy.federation import loop
 from fedre_privacy.protocols.base import protocols
+from fedre_privacy.protocols.blocks.state import Samples, Task
 
 DIM, CLASSES = 6, 4
 
@@ -55,7 +55,7 @@ def test_the_server_goes_on_without_a_client_that_refuses(federation):
         assert row["up_scalars"] == 2 * (DIM + CLASSES) and row["clients"] == 3
         assert len(fed.broadcasts(round)[0].recipients) == 3  # it receives all the same
         assert fed.emissions[round][2] == ()
-    with seeded(fed.training.seed, "server", round=1):
+    with seeded_generators(fed.training.seed, "server", round=1):
         fed.protocol.aggregate(server, fed.uploads(1)[:2], Task(fed.setting, 1))
     (head,) = fed.broadcasts(2)[0].artifacts
     assert isinstance(head, HeadState)

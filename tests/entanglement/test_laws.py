@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from fedre_privacy.entanglement.base import by_class, schemes
-from fedre_privacy.entanglement.compose import blend, on_some
+from fedre_privacy.entanglement.base import blend, by_class, on_some, schemes
 from fedre_privacy.entanglement.quantised import largest_remainder
 
 TEN = torch.arange(10).repeat_interleave(7)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedre_privacy.eval import evaluate
-from fedre_privacy.eval.explained import Explained
+from fedre_privacy.eval.explained_share import ExplainedShare
 from fedre_privacy.eval.verdict import INCONCLUSIVE, LEAKS, NO_EVIDENCE, NOT_EXPLAINED
 
 SHADE = 0.5
@@ -29,7 +29,7 @@ def judge(make_truth, make_rec, public):
             mine = (given == answers).flatten(1).all(1)
             return torch.where(mine, share, 0.5) + spread * torch.randn(len(mine), generator=rng)
 
-        explained = None if share is None else Explained(share=told, compared="a test")
+        explained = None if share is None else ExplainedShare(share=told, compared="a test")
         rec = make_rec(answers if images is None else images(truth))
         return evaluate(rec, truth, public, metrics={}, explained=explained, **more)
 

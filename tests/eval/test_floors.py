@@ -10,7 +10,7 @@ from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import Mixture, Truth
 from fedre_privacy.eval import FLOORS, PublicImages, floor_answers
 from fedre_privacy.eval.floors import cross_fit, mismatches, worst_of
-from fedre_privacy.eval.intervals import clustered
+from fedre_privacy.eval.intervals import cluster_means
 from fedre_privacy.eval.metrics.mse import squared_error
 
 SIZES = [1, 3, 10, 2, 17, 1, 8, 3, 4, 2, 1, 1]
@@ -167,7 +167,7 @@ def test_an_attack_that_equals_the_floors_is_not_found_better(count):
         found = cross_fit(floors, clients, higher_leaks=True)
         gaps.append(values[8] - found.values)
         errors.append(found.jackknife(values[8], everything) ** 0.5)
-    estimate = clustered(torch.stack(gaps, dim=1), clients)
+    estimate = cluster_means(torch.stack(gaps, dim=1), clients)
     low, high = estimate.interval()
     assert float((low > 0).double().mean()) > 0.035  # without the choice in the error
     wide = dataclasses.replace(estimate, error=torch.maximum(estimate.error, torch.tensor(errors)))
@@ -181,7 +181,7 @@ def test_a_choice_that_never_changes_adds_no_error():
     clients, attack = torch.arange(20) % 5, torch.randn(20, generator=rng).double()
     floor = torch.randn(20, generator=rng).double()
     one = cross_fit({"good": floor, "bad": floor - 9}, clients, higher_leaks=True)
-    known = clustered((attack - floor)[:, None], clients)
+    known = cluster_means((attack - floor)[:, None], clients)
     variance = one.jackknife(attack, torch.ones(20, dtype=torch.bool))
     assert variance == pytest.approx(float(known.error) ** 2)
 

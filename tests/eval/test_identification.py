@@ -8,7 +8,7 @@ import torch
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.types import Mixture, Truth
 from fedre_privacy.eval import PublicImages, draw_galleries, evaluate, identify
-from fedre_privacy.eval.matching import assigned
+from fedre_privacy.eval.matching import assign_images
 
 SIZES = [1, 3, 40, 2, 17, 1, 8, 30]
 
@@ -150,7 +150,7 @@ def batches(count, each, classes, seed=0):
 def test_a_batch_is_found_in_whatever_order_it_was_answered():
     truth, public, _ = batches(12, 4, classes=3)
     backwards = truth.images.reshape(12, 4, 1, 4, 4).flip(1).reshape(48, 1, 4, 4)
-    own = assigned(backwards, truth)
+    own = assign_images(backwards, truth)
     galleries = draw_galleries(truth, public, size=100, assigned=own)
     found = identify(backwards, galleries, truth, public)
     assert found.hit1.tolist() == [1.0] * 48 and torch.equal(galleries.index[:, 0], own)
@@ -162,7 +162,7 @@ def test_a_batch_is_found_in_whatever_order_it_was_answered():
 @pytest.mark.parametrize(("each", "classes"), [(2, 1), (8, 1), (8, 4), (16, 4)])
 def test_noise_finds_no_more_of_a_batch_than_a_guess_may(each, classes):
     truth, public, noise = batches(1600 // each, each, classes)
-    galleries = draw_galleries(truth, public, size=50, assigned=assigned(noise, truth))
+    galleries = draw_galleries(truth, public, size=50, assigned=assign_images(noise, truth))
     found = identify(noise, galleries, truth, public)
     guess = found.guess1.mean().item()
     assert guess == pytest.approx(each / 50)
@@ -172,7 +172,7 @@ def test_noise_finds_no_more_of_a_batch_than_a_guess_may(each, classes):
 
 def test_of_more_images_than_half_a_gallery_nothing_is_asked():
     truth, public, _ = batches(2, 30, classes=1)
-    own = assigned(truth.images, truth)
+    own = assign_images(truth.images, truth)
     galleries = draw_galleries(truth, public, size=50, assigned=own)
     found = identify(truth.images, galleries, truth, public)
     assert found.hit1.isnan().all() and found.guess1.isnan().all()

@@ -11,11 +11,11 @@ from scipy import stats
 from torch import Tensor
 
 from fedre_privacy.eval.intervals import (
-    clustered,
+    bootstrap_estimate,
+    cluster_means,
     ends,
-    resampled,
     shares,
-    weighted,
+    weighted_estimates,
 )
 
 SIZES = {
@@ -44,7 +44,7 @@ def worlds(sizes: tuple[int, ...], tails: str, count: int, seed: int) -> tuple[T
 def test_few_clients_do_not_find_what_is_not_there(clients, sizes, tails):
     """The percentile bootstrap finds it in 24, 10 and 5 % of cases with 2, 3 and 5 clients."""
     values, owner = worlds(SIZES[sizes][clients], tails, 8000, seed=clients)
-    estimate = clustered(values, owner)
+    estimate = cluster_means(values, owner)
     low, high = estimate.interval()
     assert float((low > 0).double().mean()) <= 0.03
     assert float((high < 0).double().mean()) <= 0.03
@@ -55,14 +55,14 @@ def test_few_clients_do_not_find_what_is_not_there(clients, sizes, tails):
 
 def test_a_real_effect_is_found_with_ten_clients():
     values, owner = worlds((2, 2, 2, 2, 2, 2, 3, 3, 3, 3), "normal", 2000, seed=0)
-    low, _ = clustered(values + 1.5, owner).interval()
+    low, _ = cluster_means(values + 1.5, owner).interval()
     assert float((low > 0).double().mean()) > 0.9
 
 
 def test_clients_of_equal_size_are_a_t_test_on_their_means():
     rng = torch.Generator().manual_seed(0)
     values = torch.randn(6, 4, generator=rng, dtype=torch.float64)
-    estimate = clustered(values.flatten()[:, None], torch.arange(6).repeat_interleave(4))
+    estimate = cluster_means(values.flatten()[:, None], torch.arange(6).repeat_interleave(4))
     test = stats.ttest_1samp(values.mean(1).numpy(), 0.3, alternative="greater")
     assert float(estimate.p_above(0.3)) == pytest.approx(test.pvalue)
     assert float(estimate.freedom) == pytest.approx(5)
@@ -74,7 +74,7 @@ def test_uneven_clients_agree_with_the_matrices_of_the_paper():
     """CR2 and its degrees of freedom written out: V = y' M' A M y with M = I - 1 w'."""
     w = torch.tensor([1.0, 2.0, 5.0, 12.0], dtype=torch.float64)
     y = torch.tensor([0.3, -1.0, 2.0, 0.5], dtype=torch.float64)
-    found = weighted(y[:, None], w[:, None])
+    found = weighted_estimates(y[:, None], w[:, None])
     w = w / w.sum()
     left = torch.eye(4, dtype=torch.float64) - torch.outer(torch.ones(4, dtype=torch.float64), w)
     scale = (left @ left.T).diagonal()  # variances of the deviations, when those of means are 1
@@ -92,19 +92,19 @@ def test_holes_are_left_out_and_columns_do_not_mix():
     owner = torch.arange(20) % 5
     holes = values.clone()
     holes[owner == 3, 0] = torch.nan
-    got, alone = clustered(holes, owner), clustered(values[owner != 3], owner[owner != 3])
+    got, alone = cluster_means(holes, owner), cluster_means(values[owner != 3], owner[owner != 3])
     assert float(got.error[0]) == pytest.approx(float(alone.error[0]))
     assert got.units.tolist() == [4, 5]
-    assert float(got.error[1]) == pytest.approx(float(clustered(values, owner).error[1]))
+    assert float(got.error[1]) == pytest.approx(float(cluster_means(values, owner).error[1]))
 
 
 def test_one_client_has_its_targets_as_units_and_one_target_no_interval():
     rng = torch.Generator().manual_seed(2)
     values = torch.randn(12, 1, generator=rng, dtype=torch.float64)
     test = stats.ttest_1samp(values[:, 0].numpy(), 0.0).confidence_interval(0.95)
-    one = clustered(values, torch.zeros(12, dtype=torch.int64))
+    one = cluster_means(values, torch.zeros(12, dtype=torch.int64))
     assert ends(one) == pytest.approx([test.low, test.high]) and one.units.tolist() == [12]
-    assert ends(clustered(values[:1], torch.zeros(1, dtype=torch.int64))) is None
+    assert ends(cluster_means(values[:1], torch.zeros(1, dtype=torch.int64))) is None
 
 
 # --- shares ---------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def test_a_share_of_clients_of_one_target_each_is_the_exact_binomial():
 
 
 def test_values_that_do_not_vary_prove_no_more_than_their_number_of_clients():
-    same = clustered(torch.full((12, 1), 0.7), torch.arange(12) % 6)
+    same = cluster_means(torch.full((12, 1), 0.7), torch.arange(12) % 6)
     low, high = same.interval(bounds=(-1.0, 1.0))
     assert float(low) < 0.2 and float(high) > 0.9
     assert float(same.p_above()) == pytest.approx(0.5**6)
@@ -168,12 +168,15 @@ def test_resamples_of_few_clients_are_widened():
         weights = torch.ones(count, 1, dtype=torch.float64)
         picks = torch.randint(count, (40000, count), generator=rng)
         draws = means[:, 0][picks].mean(1, keepdim=True)
-        found, formula = resampled(draws, means.mean(0), weights[:, 0]), weighted(means, weights)
+        found, formula = (
+            bootstrap_estimate(draws, means.mean(0), weights[:, 0]),
+            weighted_estimates(means, weights),
+        )
         assert float(found.error) == pytest.approx(float(formula.error), rel=0.02)
         assert float(found.freedom) == pytest.approx(count - 1)
 
 
 def test_one_client_keeps_the_error_of_its_own_cases():
     draws = torch.randn(4000, 1, generator=torch.Generator().manual_seed(0)).double()
-    found = resampled(draws, torch.zeros(1), torch.ones(1))
+    found = bootstrap_estimate(draws, torch.zeros(1), torch.ones(1))
     assert ends(found) == pytest.approx([-1.96, 1.96], abs=0.06)

@@ -9,23 +9,22 @@ import torch
 
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import RecoveredPrototypes
-from fedre_privacy.eval.prototype_scores import (
-    TruePrototypes,
-    drift,
-    evaluate_prototypes,
-    score_vectors,
-)
+from fedre_privacy.eval.prototype_scores import TruePrototypes, evaluate_prototypes
 
 TRUTH = torch.tensor([[0.0, 0.0, 5.0], [2.0, 0.0, 5.0], [1.0, 3.0, 5.0], [4.0, 0.0, 3.0]])
 CLIENTS = torch.tensor([1, 1, 1, 8])
 LABELS = torch.tensor([0, 4, 7, 4])
 COUNTS = torch.tensor([1, 2, 31, 30])
-KEYS = {"true_vectors": TRUTH, "true_clients": CLIENTS, "true_labels": LABELS, "counts": COUNTS}
+TRUE = {"vectors": TRUTH, "clients": CLIENTS, "labels": LABELS, "counts": COUNTS, "floors": {}}
+
+
+def score_vectors(vectors, clients, labels, **truth):
+    return TruePrototypes(**TRUE | truth).compare(vectors, clients, labels)
 
 
 def test_the_truth_scores_perfectly():
     order = torch.tensor([2, 0, 3, 1])
-    found = score_vectors(TRUTH[order], CLIENTS[order], LABELS[order], **KEYS)
+    found = score_vectors(TRUTH[order], CLIENTS[order], LABELS[order])
     assert found.relative_error.tolist() == [0, 0, 0, 0]
     assert found.centred_cosine[:3].tolist() == pytest.approx([1, 1, 1])
     assert found.identified[:3].tolist() == [1, 1, 1]
@@ -36,7 +35,7 @@ def test_the_truth_scores_perfectly():
 
 def test_one_vector_for_all_classes_identifies_one_at_most():
     common = TRUTH[:3].mean(0)
-    found = score_vectors(common.expand(3, -1), CLIENTS[:3], LABELS[:3], **KEYS)
+    found = score_vectors(common.expand(3, -1), CLIENTS[:3], LABELS[:3])
     plain = torch.cosine_similarity(common[None], TRUTH[:3])
     assert float(plain.mean()) > 0.9  # why plain cosine is no score
     assert found.centred_cosine[:3].tolist() == [0, 0, 0]
@@ -48,7 +47,7 @@ def test_by_hand():
     answer = TRUTH.clone()
     answer[0] = torch.tensor([0.0, 3.0, 1.0])
     answer[3] = 0
-    found = score_vectors(answer, CLIENTS, LABELS, **KEYS)
+    found = score_vectors(answer, CLIENTS, LABELS)
     assert found.relative_error.tolist() == pytest.approx([1.0, 0, 0, 1])
     # centre (1, 1, 5): (-1, 2, -4) against (-1, -1, 0)
     assert float(found.centred_cosine[0]) == pytest.approx(-1 / (21**0.5 * 2**0.5))
@@ -56,7 +55,7 @@ def test_by_hand():
 
 
 def test_swapped_classes_are_not_identified():
-    found = score_vectors(TRUTH[[1, 0, 2, 3]], CLIENTS, LABELS, **KEYS)
+    found = score_vectors(TRUTH[[1, 0, 2, 3]], CLIENTS, LABELS)
     assert found.identified[:3].tolist() == [0, 0, 1] and float(found.centred_cosine[:2].max()) < 1
 
 
@@ -64,7 +63,7 @@ def test_no_answer_is_nan_and_harms_no_other():
     answer = TRUTH.clone()
     answer[1] = torch.nan
     keep = torch.tensor([1, 2, 3])
-    found = score_vectors(answer[keep], CLIENTS[keep], LABELS[keep], **KEYS)
+    found = score_vectors(answer[keep], CLIENTS[keep], LABELS[keep])
     assert found.answered.tolist() == [False, False, True, True]
     assert found.identified.isnan().tolist() == [True, True, False, True]
     assert float(found.identified[2]) == 1
@@ -72,23 +71,13 @@ def test_no_answer_is_nan_and_harms_no_other():
 
 def test_refusals():
     with pytest.raises(IncompatibleError, match="different extractors"):
-        score_vectors(TRUTH[:, :2], CLIENTS, LABELS, **KEYS)
-    with pytest.raises(IncompatibleError, match="4 vectors with 3 clients"):
-        score_vectors(TRUTH, CLIENTS[:3], LABELS, **KEYS)
-    with pytest.raises(IncompatibleError, match="4 true vectors with 4 clients, 4 labels and 2"):
-        score_vectors(TRUTH, CLIENTS, LABELS, **{**KEYS, "counts": COUNTS[:2]})
+        score_vectors(TRUTH[:, :2], CLIENTS, LABELS)
+    with pytest.raises(IncompatibleError, match=r"4 vectors with .*\[3, 4\]"):
+        score_vectors(TRUTH, CLIENTS[:3], LABELS)
+    with pytest.raises(IncompatibleError, match=r"4 true vectors with .*\[4, 4, 2\]"):
+        score_vectors(TRUTH, CLIENTS, LABELS, counts=COUNTS[:2])
     with pytest.raises(IncompatibleError, match="Two answers"):
-        score_vectors(TRUTH, CLIENTS, torch.tensor([0, 0, 7, 4]), **KEYS)
-
-
-def test_common_movement_is_no_drift():
-    first = TRUTH[:3]
-    still = torch.stack([first, first + 7, first - 2])
-    assert drift(still).tolist() == pytest.approx([0, 0], abs=1e-6)
-    # one of two prototypes moves by 2: each by 1 about the mean; spread 2 afterwards
-    two = torch.tensor([[[0.0], [2.0]], [[0.0], [4.0]]])
-    assert drift(two).tolist() == [0.5]
-    assert bool(drift(TRUTH[None, :1].repeat(3, 1, 1)).isnan().all())
+        score_vectors(TRUTH, CLIENTS, torch.tensor([0, 0, 7, 4]))
 
 
 def test_answers_for_classes_that_nobody_holds_are_counted():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedre_privacy.eval.intervals import at_least, clustered, ends, shares
+from fedre_privacy.eval.intervals import at_least, cluster_means, ends, shares
 from fedre_privacy.eval.measures import Measure, Verdict
 from fedre_privacy.eval.summary import HIT
 from fedre_privacy.eval.verdict import (
@@ -20,13 +20,13 @@ from fedre_privacy.eval.verdict import (
     MARGIN_SHARE,
     NO_EVIDENCE,
     TOO_FEW,
-    Part,
+    TargetGroup,
     holm,
-    settled,
+    leak_verdict,
     still,
-    told,
+    verdict_lines,
     verdicts,
-    weakened,
+    weakened_verdict,
 )
 
 
@@ -50,7 +50,7 @@ def part(
         HIT, value=found / targets, floor=0.02, over_interval=(-0.02, most), p=tests[1],
         margin=MARGIN_SHARE, n=targets, targets=targets, clients=clients,
     )  # fmt: skip
-    return Part(name, psnr, hit, found, chance)
+    return TargetGroup(name, psnr, hit, found, chance)
 
 
 def words(*parts):
@@ -59,7 +59,7 @@ def words(*parts):
 
 def say(whole, *groups, noun="prototype", unit="client"):
     found = verdicts([whole, *groups])
-    return told(whole, groups, found, noun=noun, gallery=100, unit=unit)
+    return verdict_lines(whole, groups, found, noun=noun, gallery=100, unit=unit)
 
 
 def test_the_group_that_leaks_comes_first_and_lines_are_of_disjoint_targets():
@@ -149,19 +149,19 @@ def test_groups_of_one_verdict_are_one_line():
 
 def test_a_weakened_attack_is_no_evidence():
     said = Verdict(NO_EVIDENCE, "so", "rule", findings=((NO_EVIDENCE, "so"),))
-    assert weakened(said, ()) is said
-    found = weakened(said, ("no images", "old models lost"))
+    assert weakened_verdict(said, ()) is said
+    found = weakened_verdict(said, ("no images", "old models lost"))
     assert found.word == INCONCLUSIVE and found.lines == ((INCONCLUSIVE, "so"),)
     assert str(found) == "inconclusive: so; weakened: no images; old models lost"
-    assert weakened(Verdict(LEAKS, "so", "rule"), ("no images",)).word == LEAKS
+    assert weakened_verdict(Verdict(LEAKS, "so", "rule"), ("no images",)).word == LEAKS
 
 
 def test_what_is_open_is_said_in_the_measures_own_direction():
     error = Measure(key="l1", title="error", higher_is_more_leakage=False, margin=0.2,
                     over_interval=(-0.3, 0.12))  # fmt: skip
     assert still([error]) == "could still be up to -0.12 error" and error.bounded
-    assert settled(False, [error], clients=4) == INCONCLUSIVE
-    assert settled(False, []) == INCONCLUSIVE
+    assert leak_verdict(False, [error], clients=4) == INCONCLUSIVE
+    assert leak_verdict(False, []) == INCONCLUSIVE
     under = replace(error, over_interval=(-0.3, -0.1))
     assert still([under]) == "shown to be under the floor"
 
@@ -212,7 +212,7 @@ def played(sizes, gain, rate, seed, worlds=1500):
     for _ in range(worlds):
         gaps = gain + 0.7 * (rng.standard_normal(len(sizes))[owner] + rng.standard_normal(n))
         hits = torch.from_numpy((rng.random(n) < rate).astype(float))
-        over = clustered(torch.from_numpy(gaps)[:, None], clients)
+        over = cluster_means(torch.from_numpy(gaps)[:, None], clients)
         share = shares(hits[:, None], clients)
         low, high = (float(end) - 0.02 for end in share.interval())
         psnr = Measure(
@@ -224,7 +224,7 @@ def played(sizes, gain, rate, seed, worlds=1500):
             margin=MARGIN_SHARE, n=n, targets=n, clients=len(sizes),
         )  # fmt: skip
         total = float(hits.sum())
-        (word,) = words(Part("", psnr, hit, total, at_least(total, guess)))
+        (word,) = words(TargetGroup("", psnr, hit, total, at_least(total, guess)))
         found[word] += 1
     return {word: count / worlds for word, count in found.items()}
 

@@ -7,7 +7,7 @@ import torch
 
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.rng import stream
-from fedre_privacy.eval.worlds import (
+from fedre_privacy.eval.shadow_scores import (
     blind_scores,
     chance,
     check_rates,

@@ -158,4 +158,4 @@ def test_a_round_that_the_metrics_do_not_tell_of_is_refused(tmp_path, round):
     meta = {"round": round, "metrics": '[{"round": 1}]'}
     write_tensors(path, {"x": torch.zeros(1)}, metadata=meta)
     with pytest.raises(DamagedInputError, match="no checkpoint of this version"):
-        checkpoint._told(path)
+        checkpoint._read_progress(path)

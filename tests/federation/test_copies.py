@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from fedre_privacy.core import cores
+from fedre_privacy.core import threads as cores
 from fedre_privacy.core.errors import DivergedError
-from fedre_privacy.federation import copies, loop
+from fedre_privacy.federation import forked_clients as copies
+from fedre_privacy.federation import loop
 from fedre_privacy.protocols.base import protocols
 from fedre_privacy.protocols.fedre import FedRE
-from fedre_privacy.runs.resolving import resolve_training
+from fedre_privacy.runs.resolution import resolve_training
 from fedre_privacy.runs.training import train
 
 pytestmark = pytest.mark.skipif(not cores.can_copy(), reason="this system copies no process")

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedre_privacy.blocks.state import Task
 from fedre_privacy.federation.steps import client_step, next_broadcast
 from fedre_privacy.protocols.base import Protocol, protocols
+from fedre_privacy.protocols.blocks.state import Task
 
 NAMES = ["fedre", "fedgh", "fedallrep", "local"]
 

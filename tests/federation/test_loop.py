@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from fedre_privacy.blocks.state import Samples
 from fedre_privacy.core.errors import DivergedError
 from fedre_privacy.federation.accuracy import evaluate
 from fedre_privacy.protocols.base import Protocol, protocols
+from fedre_privacy.protocols.blocks.state import Samples
 
 
 class Constant(Protocol):

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from fedre_privacy.active_server.base import Steering, declaration, steerings
 from fedre_privacy.core.artifacts import ClassLogits, HeadState, Prototypes
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.defenses.base import defenses
 from fedre_privacy.federation import loop
 from fedre_privacy.protocols.base import protocols
-from fedre_privacy.runs.resolving import resolve_training
-from fedre_privacy.steering.base import Steering, declaration, steerings
+from fedre_privacy.runs.resolution import resolve_training
 
 
 def steering(name, **settings):

@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedre_privacy.blocks.state import Task
 from fedre_privacy.core.errors import DivergedError
 from fedre_privacy.defenses.base import defenses
-from fedre_privacy.federation import loop, together
+from fedre_privacy.federation import loop
+from fedre_privacy.federation import stacked_clients as together
 from fedre_privacy.federation.steps import client_step
 from fedre_privacy.protocols.base import protocols
+from fedre_privacy.protocols.blocks.state import Task
 
 SIZES = (24, 20, 5, 17)
 OPTIONS = {"sizes": SIZES, "epochs": 2, "dropout": 0.0, "lr": 0.1}
@@ -157,8 +158,8 @@ def test_so_is_one_that_trains_in_its_own_way(world, groups, name):
 def test_a_defence_that_trains_is_left_alone(federation, groups):
     fed = federation(protocols.get("local")(), together="always", **OPTIONS)
     dp_sgd = defenses.get("dp-sgd")(noise=1.0, clip=1.0)
-    assert together.wanted(fed.protocol, fed.setting, ())
-    assert not together.wanted(fed.protocol, fed.setting, (dp_sgd,))
+    assert together.can_stack_clients(fed.protocol, fed.setting, ())
+    assert not together.can_stack_clients(fed.protocol, fed.setting, (dp_sgd,))
 
 
 def test_a_model_that_draws_random_numbers_is_left_alone(federation, groups):
@@ -201,9 +202,9 @@ def test_when_memory_runs_out_nothing_has_changed(federation, monkeypatch):
 def test_by_default_it_is_for_a_gpu(federation):
     fed = federation(protocols.get("local")())
     assert fed.training.together == "auto"
-    assert not together.wanted(fed.protocol, fed.setting, ())
+    assert not together.can_stack_clients(fed.protocol, fed.setting, ())
     setting = replace(fed.setting, device=torch.device("cuda"))
-    assert together.wanted(fed.protocol, setting, ())
+    assert together.can_stack_clients(fed.protocol, setting, ())
 
 
 def test_a_diverging_client_is_named(federation, groups):

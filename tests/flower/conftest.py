@@ -13,7 +13,7 @@ from fedre_privacy.core import files
 from fedre_privacy.flower.client import ACCEPTED, Worker
 from fedre_privacy.flower.server import serve_work, with_clients
 from fedre_privacy.flower.wire import unpack
-from fedre_privacy.runs.resolving import required, resolve_training
+from fedre_privacy.runs.resolution import require_resolved, resolve_training
 from fedre_privacy.runs.settings import TrainSettings
 from fedre_privacy.runs.training import Work
 
@@ -43,7 +43,7 @@ def tiny(protocol: str, **sections: Any) -> TrainSettings:
         },
     }  # fmt: skip
     problems: list[str] = []
-    return required(resolve_training(values, {}, problems), problems)
+    return require_resolved(resolve_training(values, {}, problems), problems)
 
 
 class Bytes:

@@ -21,10 +21,10 @@ from fedre_privacy.cli import attack
 from fedre_privacy.core.artifacts import GradientState
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.federation.recorder import read_messages
-from fedre_privacy.federation.told import read_told
+from fedre_privacy.federation.training_info import read_told
 from fedre_privacy.flower.capture import capture
 from fedre_privacy.flower.commands import flwr
-from fedre_privacy.flower.loopback import NAME, Loopback
+from fedre_privacy.flower.local_federation import NAME, Loopback
 
 FLOWER = importlib.util.find_spec("flwr") is not None
 if FLOWER:

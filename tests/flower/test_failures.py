@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from fedre_privacy.core.errors import FedreError, IncompatibleError, MissingInputError, StorageError
-from fedre_privacy.flower.loopback import Loopback
+from fedre_privacy.flower.local_federation import Loopback
 from fedre_privacy.runs.folder import status_of
 from fedre_privacy.runs.training import train
 from tests.flower.conftest import CPU, recorded, tiny

@@ -10,7 +10,7 @@ import pytest
 
 from fedre_privacy.core.errors import FedreError
 from fedre_privacy.flower.commands import start, stop
-from fedre_privacy.flower.loopback import HOST, Loopback, free_port
+from fedre_privacy.flower.local_federation import HOST, Loopback, free_port
 from fedre_privacy.runs.folder import status_of
 from fedre_privacy.runs.training import train
 from tests.flower.conftest import CPU, recorded, tiny

@@ -19,7 +19,7 @@ from fedre_privacy.core.errors import (
 )
 from fedre_privacy.flower import client, server, wire
 from fedre_privacy.flower.client import Worker
-from fedre_privacy.flower.loopback import Loopback
+from fedre_privacy.flower.local_federation import Loopback
 from fedre_privacy.runs.training import train
 from tests.flower.conftest import CPU, recorded, tiny
 
@@ -149,13 +149,13 @@ def test_the_server_knows_no_class_count(tmp_path, bytes_engine, monkeypatch):
 
 
 def test_what_cannot_have_clients_elsewhere():
-    assert server.refused(tiny("fedavg")) == []
-    (told,) = server.refused(tiny("fedavg", defense=["secagg"]))
+    assert server.refusal_reason(tiny("fedavg")) == []
+    (told,) = server.refusal_reason(tiny("fedavg", defense=["secagg"]))
     assert "single uploads" in told
-    (told,) = server.refused(tiny("fedavg", train={"together": "always"}))
+    (told,) = server.refusal_reason(tiny("fedavg", train={"together": "always"}))
     assert "together" in told
-    assert server.refused(tiny("fedgh", steering=["null-head"])) == []
-    (told,) = server.refused(tiny("fedavg", steering=["imprint"]))
+    assert server.refusal_reason(tiny("fedgh", steering=["null-head"])) == []
+    (told,) = server.refusal_reason(tiny("fedavg", steering=["imprint"]))
     assert "the server holds messages alone" in told
 
 

@@ -23,74 +23,67 @@ MAY_IMPORT: dict[str, set[str]] = {
     "entanglement": {"core"},
     "defenses": {"core"},
     "eval": {"core"},
-    "attacks": {"core", "models"},
-    "blocks": {"core", "data", "models"},
-    "protocols": {"core", "models", "entanglement", "blocks"},
-    "federation": {
-        "core", "data", "models", "blocks", "protocols.base", "defenses.base", "defenses.apply",
-        "steering.base", "steering.apply",
-    },
-    "sealed": {"core", "models", "attacks.base"},
     "presets": {"core"},
     "threats": {"core"},
-    "steering": {"core", "models"},
-    "detectors": {"core"},
+    "attacks": {"core", "models"},
+    "active_server": {"core", "models"},
+    "protocols": {"core", "data", "models", "entanglement"},
+    "federation": {
+        "core", "data", "models", "protocols.blocks", "protocols.base", "defenses.base",
+        "defenses.apply", "active_server.base", "active_server.behaviour",
+    },
+    "sandbox": {"core", "models", "attacks.base"},
     "runs": {
-        "core", "data", "models", "partition", "blocks", "protocols.base", "federation",
+        "core", "data", "models", "partition", "protocols.blocks", "protocols.base", "federation",
         "attacks.base", "defenses.base", "defenses.statement", "eval.matching",
-        "eval.metrics.base", "threats", "entanglement.base", "presets", "steering.base",
-        "detectors.base",
+        "eval.metrics.base", "threats", "entanglement.base", "presets", "active_server.base",
+        "active_server.detectors.base",
     },
     "flower": {
-        "core", "models", "blocks", "federation", "defenses.base", "runs", "__version__",
+        "core", "models", "protocols.blocks", "federation", "defenses.base", "runs", "__version__",
     },
     "nvflare": {"core", "federation"},
-    "play": {
+    "experiments": {
         "core", "data", "models", "partition", "entanglement", "defenses", "eval", "attacks",
-        "blocks", "protocols", "federation", "sealed", "runs", "threats", "steering",
+        "protocols", "federation", "sandbox", "runs", "threats", "active_server",
     },
     "auditing": {
-        "core", "models", "blocks", "protocols.base", "defenses", "federation", "eval", "runs",
-    },
-    "study": {
-        "core", "data.base", "entanglement", "protocols.base", "attacks.base", "eval", "runs",
-        "play", "steering.base", "detectors.base",
-    },
-    "pages": {
-        "core", "data", "eval", "runs", "play", "study", "auditing", "steering.base",
-    },
-    "publish": {
-        "core", "eval", "runs", "play", "study", "pages", "viewing", "sealed.door",
-        "defenses.base", "entanglement.base", "partition.base", "steering.base",
-    },
-    "viewing": {
-        "core", "eval", "runs", "play", "study", "pages", "protocols.base", "steering.base",
-        "defenses.base", "entanglement.base", "partition.base",
+        "core", "models", "protocols.blocks", "protocols.base", "defenses", "federation", "eval",
+        "runs",
     },
     "reproduction": {
-        "core", "data", "models", "partition", "blocks", "protocols", "federation", "eval", "runs",
+        "core", "data", "models", "partition", "protocols", "federation", "eval", "runs",
     },
-    "job": {"runs", "study", "pages", "core"},
-    "work": {"runs", "play", "study", "pages", "job", "core", "sealed.door"},
-    "api": {
-        "work", "runs", "play", "study", "pages", "auditing", "core", "attacks.base", "data.base",
-        "data.loading", "viewing", "publish", "defenses.base", "entanglement.base",
-        "eval.metrics.base", "eval.lower_bounds", "models.families", "partition.base",
-        "protocols.base", "sealed.door",
-        "steering.base",
+    "benchmarking": {
+        "core", "data.base", "entanglement", "protocols.base", "attacks.base", "eval", "runs",
+        "experiments", "active_server.base", "active_server.detectors.base",
     },
-    "cli": {
-        "api", "runs", "play", "study", "pages", "auditing", "reproduction", "core", "attacks.base",
-        "attacks.shadows.base",
-        "viewing", "publish",
-        "data.base", "entanglement.base", "eval.metrics.base", "eval.lower_bounds", "models.zoo",
-        "partition.base", "protocols.base", "defenses.base", "presets", "sealed.door", "threats",
-        "blocks.traffic", "steering.base", "detectors.base",
+    "reports": {
+        "core", "data", "eval", "runs", "experiments", "benchmarking", "auditing",
+        "active_server.base", "protocols.base", "defenses.base", "entanglement.base",
+        "partition.base",
+    },
+    "publish": {
+        "core", "eval", "runs", "experiments", "benchmarking", "reports", "sandbox.client",
+        "defenses.base", "entanglement.base", "partition.base", "active_server.base",
     },
     "testing": {
-        "core", "data", "models", "partition", "entanglement", "protocols", "blocks", "defenses",
-        "attacks", "eval", "threats", "steering", "detectors", "federation", "runs", "play",
-        "study.suite", "reproduction.recorded",
+        "core", "data", "models", "partition", "entanglement", "protocols", "defenses", "attacks",
+        "eval", "threats", "active_server", "federation", "runs", "experiments",
+        "benchmarking.suite", "reproduction.measured_traffic",
+    },
+    "api": {
+        "runs", "experiments", "benchmarking", "reports", "auditing", "core", "attacks.base",
+        "data.base", "data.loading", "publish", "defenses.base", "entanglement.base",
+        "eval.metrics.base", "eval.lower_bounds", "models.families", "partition.base",
+        "protocols.base", "sandbox.client", "active_server.base",
+    },
+    "cli": {
+        "api", "runs", "experiments", "benchmarking", "reports", "auditing", "reproduction", "core",
+        "attacks.base", "attacks.shadow_attacks.base", "publish", "data.base",
+        "entanglement.base", "eval.metrics.base", "eval.lower_bounds", "models.zoo",
+        "partition.base", "protocols.base", "protocols.blocks.traffic", "defenses.base", "presets",
+        "sandbox.client", "threats", "active_server.base", "active_server.detectors.base",
     },
     "__main__": {"cli", "__version__"},
 }  # fmt: skip
@@ -170,8 +163,8 @@ def test_imports_go_one_way(modules):
     [
         ("attacks.dip", "from ..data.base import datasets", "data.base.datasets"),
         ("attacks.dip", "from .. import data", "data"),
-        ("attacks.inversion.solve", "from ...eval import evaluate", "eval.evaluate"),
-        ("attacks.inversion.solve", "from ...protocols.base import x", "protocols.base.x"),
+        ("attacks.inversion.reconstruction", "from ...eval import evaluate", "eval.evaluate"),
+        ("attacks.inversion.reconstruction", "from ...protocols.base import x", "protocols.base.x"),
         ("attacks.__init__", "from ..federation import loop", "federation.loop"),
         ("attacks.dip", "import fedre_privacy.data.base as d", "data.base"),
         ("attacks.dip", "from fedre_privacy import play", "play"),
@@ -203,8 +196,8 @@ def test_a_planted_violation_is_caught(name, source, target):
 @pytest.mark.parametrize(
     ("name", "source"),
     [
-        ("attacks.inversion.solve", "from ...core.types import Observation"),
-        ("attacks.inversion.solve", "from ..base import Context"),
+        ("attacks.inversion.reconstruction", "from ...core.types import Observation"),
+        ("attacks.inversion.reconstruction", "from ..base import Context"),
         ("attacks.dip", '"""See fedre_privacy.data."""'),
         ("attacks.dip", "from fedre_privacy.models.split import Normalise"),
         ("federation.loop", "from fedre_privacy.protocols.base import Protocol"),
@@ -273,18 +266,23 @@ def test_no_circle_between_rooms(modules):
 @pytest.mark.parametrize(
     "lazy",
     [
-        "def f():\n    from fedre_privacy.play.attack import attack",
+        "def f():\n    from fedre_privacy.experiments.attack import attack",
         "def f():\n    from ..play import attack",
         "def f():\n    import_module('..play.attack', __package__)",
-        "if TYPE_CHECKING:\n    import fedre_privacy.play.attack",
-        "LATER = {'attack': 'fedre_privacy.play.attack'}",
+        "if TYPE_CHECKING:\n    import fedre_privacy.experiments.attack",
+        "LATER = {'attack': 'fedre_privacy.experiments.attack'}",
     ],
 )
 def test_a_planted_circle_is_caught(lazy):
-    one = ast.parse("from fedre_privacy.study import sweep")
+    one = ast.parse("from fedre_privacy.benchmarking import sweep")
     other = ast.parse(lazy)
-    found = imports_between({"fedre_privacy.play.attack": one, "fedre_privacy.study.sweep": other})
-    assert circles(found) == [{"fedre_privacy.play.attack", "fedre_privacy.study.sweep"}] * 2
+    found = imports_between(
+        {"fedre_privacy.experiments.attack": one, "fedre_privacy.benchmarking.sweep": other}
+    )
+    assert (
+        circles(found)
+        == [{"fedre_privacy.experiments.attack", "fedre_privacy.benchmarking.sweep"}] * 2
+    )
 
 
 LARGEST = 0.2

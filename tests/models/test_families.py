@@ -5,7 +5,7 @@ import torch
 
 from fedre_privacy.core.config import build
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
-from fedre_privacy.core.rng import seeded
+from fedre_privacy.core.rng import seeded_generators
 from fedre_privacy.models import (
     FAMILIES,
     ModelSettings,
@@ -32,7 +32,7 @@ def test_every_member_is_registered():
 
 def test_kaiming_weights_have_their_spread_and_the_default_does_not():
     for weights, close in (("kaiming", True), ("default", False)):
-        with seeded(0, "model"):
+        with seeded_generators(0, "model"):
             model = build_model(ModelSettings(name="cnn-1", weights=weights), 0, CIFAR, 10)
         for module in model.modules():
             layer = isinstance(module, torch.nn.Conv2d | torch.nn.Linear)
@@ -118,11 +118,11 @@ def test_clients_of_one_architecture_start_equal_under_one_seed(name):
     settings = ModelSettings(name=name)
     models = []
     for client in (0, 2):
-        with seeded(3, "model"):
+        with seeded_generators(3, "model"):
             models.append(build_model(settings, client, CIFAR, 10))
     first, second = map(parameters_of, models)
     assert all(torch.equal(first[key], second[key]) for key in first)
-    with seeded(4, "model"):
+    with seeded_generators(4, "model"):
         other = parameters_of(build_model(settings, 0, CIFAR, 10))
     assert not torch.equal(first["head.weight"], other["head.weight"])
 
@@ -131,7 +131,7 @@ def test_initialisation_does_not_depend_on_what_was_asked_before():
     settings = ModelSettings(name="cnn4,resnet6")
     built = []
     for image_shape in ((3, 36, 36), (3, 36, 36)):  # the second time the length is known already
-        with seeded(5, "model"):
+        with seeded_generators(5, "model"):
             built.append(build_model(settings, 1, image_shape, 10).head.weight)
     assert torch.equal(*built)
 

@@ -15,8 +15,8 @@ from fedre_privacy.models.probe import (
     in_own_layout,
     is_random,
     logit_layer,
+    module_error,
     settle,
-    told,
     trial_images,
     without_gradient,
 )
@@ -132,7 +132,7 @@ def test_an_error_is_told_with_the_line_of_the_module():
     try:
         Net(lambda net, x: net.fc(x))(torch.zeros(1, *SHAPE))
     except RuntimeError as error:
-        assert "test_probe.py, line " in told(error)
+        assert "test_probe.py, line " in module_error(error)
 
 
 class Backwards(nn.Module):

@@ -9,7 +9,7 @@ from torch import nn
 from torchvision.models.resnet import BasicBlock, ResNet
 
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
-from fedre_privacy.core.rng import seeded
+from fedre_privacy.core.rng import seeded_generators
 from fedre_privacy.models import (
     FAMILIES,
     architectures,
@@ -153,7 +153,7 @@ def test_counting_allocates_nothing_and_draws_nothing():
     + [(name, 1) for name in NAMES if name not in LARGE],
 )
 def test_forward(name, channels):
-    with seeded(0, "test"):
+    with seeded_generators(0, "test"):
         model = build_model(ModelSettings(name=name), 0, (channels, 32, 32), 7).eval()
         images = torch.rand(2, channels, 32, 32)
     assert model.dim == NATIVE[name]
@@ -219,12 +219,12 @@ TORCHVISION = {
 
 @pytest.mark.parametrize("name", list(TORCHVISION))
 def test_same_features_as_torchvision(name):
-    with seeded(0, "test"):
+    with seeded_generators(0, "test"):
         theirs = TORCHVISION[name]().eval()
     for attribute in ("fc", "classifier"):
         if hasattr(theirs, attribute):
             setattr(theirs, attribute, nn.Identity())
-    with seeded(0, "test"):
+    with seeded_generators(0, "test"):
         ours = architectures.get(name)().build(CIFAR)[0].eval()
     images = torch.rand(2, *CIFAR) * 2 - 1
     with torch.no_grad():

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from fedre_privacy import job as sweep_job
-from fedre_privacy.study import processes
-from fedre_privacy.study.jobs import Job, Place
+from fedre_privacy.benchmarking import executors as processes
+from fedre_privacy.benchmarking.jobs import BenchmarkJob, Place
 
 Namespace = dict[str, Any]
 
@@ -69,12 +69,12 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a benchmark's jobs in this process: starting others takes longer than the jobs."""
 
     def here(
-        jobs: Sequence[Job],
+        jobs: Sequence[BenchmarkJob],
         place: Place,
         commands: Mapping[str, Sequence[str]],
         workers: int,
         threads: int,
-    ) -> Iterator[tuple[Job, int]]:
+    ) -> Iterator[tuple[BenchmarkJob, int]]:
         for job in jobs:
             _, *arguments = commands[job.name]
             yield job, sweep_job.main(*arguments)

@@ -21,7 +21,7 @@ from fedre_privacy.cli import attack
 from fedre_privacy.core.artifacts import GradientState
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.federation.recorder import INDEX, read_messages
-from fedre_privacy.federation.told import read_told
+from fedre_privacy.federation.training_info import read_told
 
 NVFLARE = importlib.util.find_spec("nvflare") is not None
 if NVFLARE:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.partition import split
+from fedre_privacy.partition import split_clients
 from fedre_privacy.partition.classes import Classes
 
 CIFAR10 = np.repeat(np.arange(10), 6000)
@@ -25,7 +25,7 @@ TINY = np.repeat(np.arange(200), 550)
 )
 def test_published_settings(classes: int, labels: npt.NDArray[np.int64], clients: int) -> None:
     num_classes = int(labels.max()) + 1
-    found = split(Classes(classes=classes), labels, clients, 0, 0.8)
+    found = split_clients(Classes(classes=classes), labels, clients, 0, 0.8)
     every = np.concatenate([*found.train, *found.test])
     assert np.array_equal(np.sort(every), np.arange(len(labels)))
     held = np.zeros((clients, num_classes), dtype=int)
@@ -42,7 +42,7 @@ def test_published_settings(classes: int, labels: npt.NDArray[np.int64], clients
 
 def test_a_validation_part_is_split_off_class_by_class() -> None:
     """FedMRL's code shares 40,000, 10,000 and 10,000 images out alike and leaves 10,000 unused."""
-    found = split(Classes(validation=0.2), CIFAR10, 10, 0, 5 / 6)
+    found = split_clients(Classes(validation=0.2), CIFAR10, 10, 0, 5 / 6)
     train, test = np.concatenate(found.train), np.concatenate(found.test)
     assert abs(len(train) - 40_000) <= 40 and abs(len(test) - 10_000) <= 40
     assert not np.intersect1d(train, test).size and len(np.unique(train)) == len(train)
@@ -61,7 +61,7 @@ def test_parts_are_not_equal_and_their_samples_random() -> None:
 
 
 def test_seed_decides_who_has_what() -> None:
-    first, again, other = (split(Classes(), CIFAR10, 10, seed) for seed in (1, 1, 2))
+    first, again, other = (split_clients(Classes(), CIFAR10, 10, seed) for seed in (1, 1, 2))
     assert first.sha256_train == again.sha256_train != other.sha256_train
     assert (first.class_counts(CIFAR10, 10) > 0).tolist() != (
         other.class_counts(CIFAR10, 10) > 0
@@ -81,18 +81,22 @@ def test_all_of_it_or_a_refusal_whose_advice_works(
     labels = np.random.RandomState(seed).permutation(np.repeat(np.arange(num_classes), 80))
     slots = classes * clients
     if classes <= num_classes and slots % num_classes == 0:
-        found = split(Classes(classes=classes), labels, clients, seed)
+        found = split_clients(Classes(classes=classes), labels, clients, seed)
         every = np.concatenate([*found.train, *found.test])
         assert np.array_equal(np.sort(every), np.arange(len(labels)))
         return
     with pytest.raises(IncompatibleError) as caught:
-        split(Classes(classes=classes), labels, clients, seed)
+        split_clients(Classes(classes=classes), labels, clients, seed)
     words = str(caught.value.next_step).removesuffix(".").split()
     for word in words:
         if word.startswith("classes:"):
-            split(Classes(classes=int(word.removeprefix("classes:"))), labels, clients, seed)
+            split_clients(
+                Classes(classes=int(word.removeprefix("classes:"))), labels, clients, seed
+            )
     if "clients," in words:
-        split(Classes(classes=classes), labels, int(words[words.index("clients,") - 1]), seed)
+        split_clients(
+            Classes(classes=classes), labels, int(words[words.index("clients,") - 1]), seed
+        )
 
 
 @pytest.mark.parametrize(
@@ -105,7 +109,7 @@ def test_all_of_it_or_a_refusal_whose_advice_works(
 )
 def test_refusals(classes: int, clients: int, said: str) -> None:
     with pytest.raises(IncompatibleError) as caught:
-        split(Classes(classes=classes), CIFAR10, clients, 0)
+        split_clients(Classes(classes=classes), CIFAR10, clients, 0)
     assert f"'classes' with {classes} for each of {clients} clients: {said}." in str(caught.value)
     assert "Use classes:" in str(caught.value)
 
@@ -113,4 +117,4 @@ def test_refusals(classes: int, clients: int, said: str) -> None:
 def test_a_class_too_small_for_its_slots() -> None:
     labels = np.concatenate([np.repeat(np.arange(9), 100), [9] * 12])
     with pytest.raises(IncompatibleError, match="class 9 has 12 samples, too few for its 20 slots"):
-        split(Classes(), labels, 100, 0)
+        split_clients(Classes(), labels, 100, 0)

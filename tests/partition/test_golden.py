@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from fedre_privacy.core.errors import ConfigError
-from fedre_privacy.partition import Partition, Split, split
+from fedre_privacy.partition import ClientSplit, Partition, split_clients
 from fedre_privacy.partition.iid import IID
 from fedre_privacy.partition.pat import PAT
 from fedre_privacy.partition.pra import PRA
@@ -29,9 +29,11 @@ TINY = np.concatenate([TINY_TRAIN, np.repeat(np.arange(200), 50)])
 TINY_VAL_AS_CLASS0 = np.concatenate([TINY_TRAIN, np.zeros(10_000, dtype=np.int64)])
 
 
-def facts(scheme: Partition, labels: Labels, clients: int = 10) -> tuple[Split, list[int], int]:
+def facts(
+    scheme: Partition, labels: Labels, clients: int = 10
+) -> tuple[ClientSplit, list[int], int]:
     """Return the split for seed 0, its training sizes and its (client, class) pairs."""
-    found = split(scheme, labels, clients, 0)
+    found = split_clients(scheme, labels, clients, 0)
     counts = found.class_counts(labels, int(labels.max()) + 1)
     sizes = [len(own) for own in found.train]
     assert counts.sum(1).tolist() == sizes
@@ -138,11 +140,11 @@ def test_samples_seen_in_full_batches_of_64() -> None:
 def test_hundred_clients_need_118_draws() -> None:
     assert facts(PRA(max_redraws=117), CIFAR10, clients=100)[2] == 394
     with pytest.raises(ConfigError, match="after 116 redraws"):
-        split(PRA(max_redraws=116), CIFAR10, 100, 0)
+        split_clients(PRA(max_redraws=116), CIFAR10, 100, 0)
 
 
 def test_hundred_clients_at_alpha_007_with_ten_samples_need_26_draws() -> None:
     scheme = PRA(alpha=0.07, min_samples=10, max_redraws=25)
     assert min(facts(scheme, CIFAR10, clients=100)[1]) >= 7
     with pytest.raises(ConfigError, match="after 24 redraws"):
-        split(PRA(alpha=0.07, min_samples=10, max_redraws=24), CIFAR10, 100, 0)
+        split_clients(PRA(alpha=0.07, min_samples=10, max_redraws=24), CIFAR10, 100, 0)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedre_privacy.core.config import build
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
-from fedre_privacy.partition import Partition, partitions, split
+from fedre_privacy.partition import Partition, partitions, split_clients
 from fedre_privacy.partition.base import IntArray
 from fedre_privacy.partition.iid import IID
 from fedre_privacy.partition.pat import PAT
@@ -36,7 +36,7 @@ def test_every_sample_is_assigned_exactly_once_or_it_is_refused(
 ) -> None:
     labels = np.random.RandomState(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
     try:
-        found = split(scheme, labels, clients, seed)
+        found = split_clients(scheme, labels, clients, seed)
     except (ConfigError, IncompatibleError):
         return
     every = np.concatenate([*found.train, *found.test])
@@ -51,7 +51,7 @@ def test_every_sample_is_assigned_exactly_once_or_it_is_refused(
 @pytest.mark.parametrize("scheme", [IID(), PRA(), PRA(alpha=10), PAT(), PAT(classes=5)])
 @pytest.mark.parametrize("train_ratio", [0.5, 0.75, 0.9])
 def test_usual_settings_are_not_refused(scheme: Partition, train_ratio: float) -> None:
-    found = split(scheme, BALANCED, 10, 3, train_ratio)
+    found = split_clients(scheme, BALANCED, 10, 3, train_ratio)
     every = np.concatenate([*found.train, *found.test])
     assert np.array_equal(np.sort(every), np.arange(1000))
     total = sum(len(own) for own in found.train)
@@ -60,7 +60,7 @@ def test_usual_settings_are_not_refused(scheme: Partition, train_ratio: float) -
 
 def test_seed_decides() -> None:
     for scheme in (IID(), PRA(), PAT()):
-        first, again, other = (split(scheme, BALANCED, 10, seed) for seed in (1, 1, 2))
+        first, again, other = (split_clients(scheme, BALANCED, 10, seed) for seed in (1, 1, 2))
         assert first.sha256_train == again.sha256_train != other.sha256_train
         assert first.sha256_test == again.sha256_test != other.sha256_test
         assert first.sha256_train != first.sha256_test and len(first.sha256_train) == 16
@@ -69,12 +69,12 @@ def test_seed_decides() -> None:
 def test_the_global_generator_is_left_alone() -> None:
     np.random.seed(5)
     expected = np.random.RandomState(5).rand()
-    split(PRA(), BALANCED, 10, 0)
+    split_clients(PRA(), BALANCED, 10, 0)
     assert np.random.rand() == expected
 
 
 def test_class_counts() -> None:
-    found = split(PAT(), BALANCED, 10, 0)
+    found = split_clients(PAT(), BALANCED, 10, 0)
     counts = found.class_counts(BALANCED, 12)
     assert counts.shape == (10, 12) and not counts[:, 10:].any()
     for client, own in enumerate(found.train):
@@ -82,14 +82,17 @@ def test_class_counts() -> None:
 
 
 def test_iid_mixes_classes() -> None:
-    counts = split(IID(), np.repeat(np.arange(10), 600), 10, 0).class_counts(BALANCED.repeat(6), 10)
+    counts = split_clients(IID(), np.repeat(np.arange(10), 600), 10, 0).class_counts(
+        BALANCED.repeat(6), 10
+    )
     assert counts.min() > 20 and counts.max() < 75
 
 
 def test_pra_skew_falls_with_alpha() -> None:
     labels = np.repeat(np.arange(10), 600)
     largest = [
-        (c := split(PRA(alpha=alpha), labels, 10, 0).class_counts(labels, 10)).max(1) / c.sum(1)
+        (c := split_clients(PRA(alpha=alpha), labels, 10, 0).class_counts(labels, 10)).max(1)
+        / c.sum(1)
         for alpha in (0.1, 1.0, 100.0)
     ]
     assert largest[0].mean() > largest[1].mean() > largest[2].mean()
@@ -101,18 +104,18 @@ def test_pra_minimum_holds() -> None:
     assert published_minimum(60_000, 10) == 40 and published_minimum(600, 10) == 30
     for scheme, least in ((PRA(), 40), (PRA(min_samples=60), 60)):
         for seed in range(5):
-            found = split(scheme, BALANCED, 10, seed)
+            found = split_clients(scheme, BALANCED, 10, seed)
             sizes = [len(a) + len(b) for a, b in zip(found.train, found.test, strict=True)]
             assert min(sizes) >= least
 
 
 def test_pra_extreme_skew_gives_each_class_to_one_client() -> None:
-    counts = split(PRA(alpha=1e-6), BALANCED, 10, 0).class_counts(BALANCED, 10)
+    counts = split_clients(PRA(alpha=1e-6), BALANCED, 10, 0).class_counts(BALANCED, 10)
     assert (counts > 0).sum() == 10
 
 
 def test_pat_order_of_clients() -> None:
-    counts = split(PAT(), BALANCED, 10, 0).class_counts(BALANCED, 10)
+    counts = split_clients(PAT(), BALANCED, 10, 0).class_counts(BALANCED, 10)
     for client in range(10):
         assert np.flatnonzero(counts[client]).tolist() == [client // 2 * 2, client // 2 * 2 + 1]
 
@@ -127,7 +130,7 @@ def test_pat_gives_consecutive_runs() -> None:
 
 def test_pat_takes_labels_with_gaps() -> None:
     labels = np.repeat([0, 3, 7, 9], 100)
-    counts = split(PAT(), labels, 4, 0).class_counts(labels, 10)
+    counts = split_clients(PAT(), labels, 4, 0).class_counts(labels, 10)
     assert np.flatnonzero(counts.sum(0)).tolist() == [0, 3, 7, 9]
 
 
@@ -138,7 +141,7 @@ def refusal(
     scheme: Partition, labels: npt.NDArray[np.int64], clients: int, error: type[Exception]
 ) -> str:
     with pytest.raises(error) as caught:
-        split(scheme, labels, clients, 0)
+        split_clients(scheme, labels, clients, 0)
     return str(caught.value)
 
 
@@ -148,7 +151,7 @@ def test_pat_says_which_classes_would_be_dropped_and_what_works() -> None:
     assert "Use pat:8 or pat:12 or another number of clients." in said
     for number in (8, 12):
         labels = np.repeat(np.arange(100), 600)
-        counts = split(PAT(classes=number), labels, 25, 0).class_counts(labels, 100)
+        counts = split_clients(PAT(classes=number), labels, 25, 0).class_counts(labels, 100)
         assert (counts.sum(0) > 0).all()
 
 
@@ -162,7 +165,7 @@ def test_pat_refuses_more_classes_than_there_are() -> None:
 def test_pat_gives_every_client_a_class() -> None:
     for classes in range(1, 5):
         labels = np.repeat(np.arange(4), 200)
-        counts = split(PAT(classes=classes), labels, 7, 0).class_counts(labels, 4)
+        counts = split_clients(PAT(classes=classes), labels, 7, 0).class_counts(labels, 4)
         present = (counts > 0).sum(1)
         assert present.min() >= 1 and present.max() <= classes
 
@@ -230,7 +233,7 @@ def test_a_wrong_scheme_is_caught(shares: tuple[tuple[int, ...], ...], said: str
 
 def test_numbers_out_of_range_are_reported_together() -> None:
     with pytest.raises(ConfigError) as caught:
-        split(IID(), BALANCED, 0, -1, 1.0)
+        split_clients(IID(), BALANCED, 0, -1, 1.0)
     assert len(caught.value.problems) == 3
     for part in ("num_clients is 0", "seed is -1", "train_ratio is 1.0"):
         assert part in str(caught.value)

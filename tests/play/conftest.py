@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedre_privacy.core.config import merge
-from fedre_privacy.runs.resolving import resolve_training
+from fedre_privacy.runs.resolution import resolve_training
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import TrainSettings
 from fedre_privacy.runs.training import train

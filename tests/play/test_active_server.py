@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from fedre_privacy import api
+from fedre_privacy.benchmarking.honest_twins import HonestTwins, detection_auc, honest_twin
+from fedre_privacy.benchmarking.variants import read_sweep
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
-from fedre_privacy.runs.receipts import receipts
-from fedre_privacy.study.description import read_sweep
-from fedre_privacy.study.twins import Twins, honest_twin, separated
+from fedre_privacy.runs.received_messages import receipts
 
 MARK = "ACTIVE SERVER (null-head, round 1)"
 SMALL = {
@@ -25,7 +25,7 @@ SMALL = {
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Twins:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> HonestTwins:
     runs = tmp_path_factory.mktemp("twins")
     return api.twins("null-head:rounds=1", "fedgh", seeds=(0,), runs=runs, **SMALL)
 
@@ -128,7 +128,7 @@ def test_attacks_on_what_a_server_prepares_are_refused_of_an_honest_one(tmp_path
 
 def test_what_is_no_twin_is_refused(pair):
     with pytest.raises(IncompatibleError, match="is no honest twin of"):
-        Twins(pair.steered, pair.steered)
+        HonestTwins(pair.steered, pair.steered)
     with pytest.raises(IncompatibleError, match="has an honest server"):
         honest_twin(pair.honest[0].settings)
 
@@ -156,7 +156,7 @@ def test_a_steered_variant_is_in_no_mean_with_honest_ones():
 
 def test_separation_counts_by_hand():
     inside, outside = torch.tensor([1.0, 3.0]), torch.tensor([2.0, 2.0, 0.0])
-    found = separated(inside, outside)  # of 6 pairs 1 > 0, 3 > 2, 2, 0
+    found = detection_auc(inside, outside)  # of 6 pairs 1 > 0, 3 > 2, 2, 0
     assert found["AUC"] == pytest.approx(4 / 6) and found["TPR at 1 %"] == 0.5
     assert (found["steered"], found["honest"]) == (2, 3)
 

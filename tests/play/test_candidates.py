@@ -10,7 +10,7 @@ import torch
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
 from fedre_privacy.eval import PublicImages
-from fedre_privacy.play.questions.candidates import FEWEST, draw_candidates
+from fedre_privacy.experiments.questions.candidates import FEWEST, draw_candidates
 
 
 def source(copied: int = 0, held: int = 40, clients: int = 2, side: int = 8):

@@ -28,9 +28,9 @@ from fedre_privacy.core.outcomes import (
 )
 from fedre_privacy.core.types import Candidates, Observation, Upload
 from fedre_privacy.eval.membership import evaluate_membership
-from fedre_privacy.play.attack import prepare_attack
-from fedre_privacy.play.questions.membership import MembershipTrial
-from fedre_privacy.runs.resolving import resolve_attack
+from fedre_privacy.experiments.attack import prepare_attack
+from fedre_privacy.experiments.questions.membership import MembershipTrial
+from fedre_privacy.runs.resolution import resolve_attack
 from fedre_privacy.runs.training import train
 
 RUNS, DRAWS = 4, 5

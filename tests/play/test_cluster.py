@@ -23,15 +23,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedre_privacy.api.workflows import PAGE
+from fedre_privacy.benchmarking import benchmark as benchmarking
+from fedre_privacy.benchmarking import ray_cluster as cluster
+from fedre_privacy.benchmarking.benchmark import BenchmarkResult
+from fedre_privacy.benchmarking.jobs import Place
+from fedre_privacy.benchmarking.sweep import WORKER
+from fedre_privacy.benchmarking.variants import Benchmark, plan_jobs, read_sweep
 from fedre_privacy.core.errors import DamagedInputError, MissingInputError
 from fedre_privacy.core.files import write_yaml
-from fedre_privacy.core.registry import import_plugins, typed
-from fedre_privacy.job import WORKER
-from fedre_privacy.study import benchmark as benchmarking
-from fedre_privacy.study import cluster
-from fedre_privacy.study.benchmark import BenchmarkResult
-from fedre_privacy.study.description import Benchmark, planned, read_sweep
-from fedre_privacy.study.jobs import Place
+from fedre_privacy.core.registry import allow_module_paths, import_plugins
 
 PART = '''
 """A scheme of one's own, which needs a module beside it."""
@@ -71,7 +72,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def asked() -> Benchmark:
     """Two schemes, one of one's own, on images of one's own under a relative path."""
     import_plugins(["clustered"])
-    typed("clustered:Clustered")
+    allow_module_paths("clustered:Clustered")
     base = {
         "data": {"name": "npz", "path": "mine.npz"},
         "partition": {"name": "pra", "alpha": 0.5},
@@ -89,7 +90,7 @@ def benchmark(wanted: Benchmark, folder: Path, engine: str, **how: Any) -> Bench
     """Run a benchmark into folders of its own."""
     return benchmarking.benchmark(
         wanted, folder=folder / engine, runs=folder / f"{engine}-runs", engine=engine,
-        worker=WORKER, **how,
+        page=PAGE, **how,
     )  # fmt: skip
 
 
@@ -105,11 +106,11 @@ def numbers(runs: Path) -> dict[str, bytes]:
 
 def luggage(folder: Path) -> tuple[Any, Place, list[str], bytes]:
     """The first job of the benchmark, as it travels."""
-    job = planned(asked())[0]
+    job = plan_jobs(asked())[0]
     place = Place(folder / "b", folder / "r")
     settings = folder / "b" / "jobs" / f"{job.name}.yaml"
     write_yaml(settings, job.plain())
-    words = [WORKER, str(settings), str(place.folder), str(place.runs), "cpu", *job.plugins()]
+    words = [WORKER, str(settings), str(place.folder), str(place.runs), "cpu", PAGE, *job.plugins()]
     return job, place, *cluster.luggage(job, place, words)
 
 
@@ -159,7 +160,8 @@ def test_code_travels_with_modules_of_ones_own_and_what_lies_beside(here: Path) 
     cluster.copy_code(here / "code", ["clustered"])
     found = {str(path.relative_to(here / "code")) for path in (here / "code").rglob("*.py")}
     assert {"clustered.py", "clustered_helper.py", "fedre_privacy/attacks/base.py",
-            "fedre_privacy/job.py", "fedre_privacy/eval/metrics/psnr.py"} <= found  # fmt: skip
+            "fedre_privacy/benchmarking/worker.py",
+            "fedre_privacy/eval/metrics/psnr.py"} <= found  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../x", "runs/../../x"])

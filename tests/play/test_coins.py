@@ -6,13 +6,22 @@ import pytest
 import torch
 
 from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.experiments.attack import prepare_attack
 from fedre_privacy.partition.base import partitions
-from fedre_privacy.play.attack import prepare_attack
-from fedre_privacy.runs.coins import CANARIES, COIN, NULL, PAIR, Coins, dealt, draw_slots, toss
-from fedre_privacy.runs.preparing import absent_of, prepare, shared_out
-from fedre_privacy.runs.resolving import required, resolve_attack
+from fedre_privacy.runs.initial_state import build_clients
+from fedre_privacy.runs.membership_game import (
+    CANARIES,
+    COIN,
+    NULL,
+    PAIR,
+    Coins,
+    deal_samples,
+    draw_coins,
+    draw_slots,
+)
+from fedre_privacy.runs.preparation import absent_of, prepare, shared_out
+from fedre_privacy.runs.resolution import require_resolved, resolve_attack
 from fedre_privacy.runs.run import Run
-from fedre_privacy.runs.starting import build_clients
 from fedre_privacy.runs.training import train
 
 CPU = torch.device("cpu")
@@ -47,7 +56,7 @@ def test_slots_are_samples_of_the_clients_own_pool(parts, game):
 def test_coins_are_fair_and_independent_and_no_world_shares_its_seed(parts):
     settings, data, shares = parts
     slots = draw_slots(shares, data.labels, Coins())
-    heads = torch.stack([toss(shares, len(slots), Coins(world=w)) for w in range(200)])
+    heads = torch.stack([draw_coins(shares, len(slots), Coins(world=w)) for w in range(200)])
     share = heads.double().mean(0)
     assert float(heads.double().mean()) == pytest.approx(0.5, abs=0.02)
     assert float((share - 0.5).abs().max()) < 5 * 0.5 / 200**0.5
@@ -66,7 +75,7 @@ def test_a_world_trains_on_heads_alone_and_tests_on_those_apart(parts):
     settings, data, shares = parts
     world = settings.in_world(Coins(world=5))
     slots = draw_slots(shares, data.labels, world.coins)
-    heads = toss(shares, len(slots), world.coins)
+    heads = draw_coins(shares, len(slots), world.coins)
     prepared = prepare(world, CPU)
     for client in range(3):
         mine = slots.one[(slots.clients == client) & heads]
@@ -97,7 +106,7 @@ def test_the_absent_are_counted_and_told_to_nobody_but_private_training(tiny):
     data = settings.data.load()
     shares = shared_out(worlds[0], data)
     slots = draw_slots(shares, data.labels, worlds[0].coins)
-    heads = toss(shares, len(slots), worlds[0].coins)
+    heads = draw_coins(shares, len(slots), worlds[0].coins)
     assert made[0].absent == set(slots.one[~heads].tolist()) == absent_of(worlds[0], data)
     for client, own in zip(build_clients(worlds[0], made[0]), made[0].split.train, strict=True):
         assert client.absent.tolist() == [number in made[0].absent for number in own.tolist()]
@@ -132,8 +141,8 @@ def test_slots_may_be_limited_and_the_others_train_in_every_world(parts):
     _, data, shares = parts
     slots = draw_slots(shares, data.labels, Coins(slots=4))
     assert torch.bincount(slots.clients).tolist() == [4, 4, 4]
-    heads = toss(shares, len(slots), Coins(slots=4))
-    train_on = dealt(slots, heads).train
+    heads = draw_coins(shares, len(slots), Coins(slots=4))
+    train_on = deal_samples(slots, heads).train
     assert all(
         set(a.tolist()) <= set(t.tolist()) for a, t in zip(slots.always, train_on, strict=True)
     )
@@ -151,7 +160,7 @@ def test_a_client_without_a_training_sample_is_refused(parts):
     _, data, shares = parts
     slots = draw_slots(shares, data.labels, Coins())
     with pytest.raises(IncompatibleError, match="trains on nothing"):
-        dealt(slots, torch.zeros(len(slots), dtype=torch.bool))
+        deal_samples(slots, torch.zeros(len(slots), dtype=torch.bool))
 
 
 @pytest.mark.parametrize("canary", CANARIES)
@@ -161,5 +170,5 @@ def test_a_run_with_canaries_is_attacked_on_the_images_that_it_trained_on(parts,
     run = train(with_coins, runs=tmp_path)
     problems: list[str] = []
     asked = {"target": "update", "attack": {"name": "analytic"}, "eval": {"targets": 2}}
-    trial = prepare_attack(run, required(resolve_attack(asked, {}, problems), problems))
+    trial = prepare_attack(run, require_resolved(resolve_attack(asked, {}, problems), problems))
     assert trial.lines()["Target"]

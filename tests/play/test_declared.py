@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from fedre_privacy.core.channels import NOTHING, Channel, Masking
-from fedre_privacy.core.registry import typed
-from fedre_privacy.play.attack import attack, prepare_attack
-from fedre_privacy.play.declared import departure
-from fedre_privacy.play.targets import TargetSource
+from fedre_privacy.core.registry import allow_module_paths
+from fedre_privacy.experiments.attack import attack, prepare_attack
+from fedre_privacy.experiments.declaration_check import departure
+from fedre_privacy.experiments.targets import TargetSource
 from fedre_privacy.protocols.base import protocols
 from fedre_privacy.protocols.fedproto import FedProto
-from fedre_privacy.runs.preparing import loaded
-from fedre_privacy.runs.resolving import required, resolve_attack
+from fedre_privacy.runs.preparation import load_images
+from fedre_privacy.runs.resolution import require_resolved, resolve_attack
 from fedre_privacy.runs.training import train
 
 UNSAID = '''
@@ -50,7 +50,7 @@ def sparse(repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def trained(tiny: Any, folder: Path, protocol: Any) -> Any:
     if isinstance(protocol, str):
-        typed({"protocol": protocol})
+        allow_module_paths({"protocol": protocol})
     return train(tiny(**{**SMALL, "protocol": protocol}), runs=folder)
 
 
@@ -62,11 +62,11 @@ def asked(**more: Any) -> Any:
         "eval": {**own, **more.pop("eval", {})},
         **more,
     }
-    return required(resolve_attack(values, {}, problems), problems)
+    return require_resolved(resolve_attack(values, {}, problems), problems)
 
 
 def departs(run: Any) -> str:
-    return departure(TargetSource(run, loaded(run.settings)[0], round=None, seed=0))
+    return departure(TargetSource(run, load_images(run.settings)[0], round=None, seed=0))
 
 
 def test_a_declared_channel_is_told_and_nothing_departs_from_it(
@@ -136,7 +136,7 @@ def test_declared_bounds_masks_and_noise_are_no_departure(
 
 def test_a_single_client_that_sends_something_else_is_counted(tiny: Any, runs: Any) -> None:
     run = runs["fedgh"]
-    source = TargetSource(run, loaded(run.settings)[0], round=None, seed=0)
+    source = TargetSource(run, load_images(run.settings)[0], round=None, seed=0)
     client = source.clients[0]
     (artifact,) = source.uploads[client].artifacts
     count = sum(len(u.artifacts[0].labels) for u in source.uploads.values())

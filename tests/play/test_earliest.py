@@ -3,9 +3,9 @@
 import pytest
 
 from fedre_privacy.core.errors import ConfigError
-from fedre_privacy.play.attack import prepare_attack
-from fedre_privacy.play.fit import check_ahead
-from fedre_privacy.runs.resolving import resolve_attack
+from fedre_privacy.experiments.attack import prepare_attack
+from fedre_privacy.experiments.compatibility import check_ahead
+from fedre_privacy.runs.resolution import resolve_attack
 from fedre_privacy.runs.training import train
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fedre_privacy.play.limits import information, unbiased_error
+from fedre_privacy.experiments.fisher_bounds import information, unbiased_error
 
 PIXELS, SENT = 64, 16
 

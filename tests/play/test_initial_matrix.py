@@ -9,8 +9,8 @@ import torch
 
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.artifacts import MatrixBlocks
-from fedre_privacy.play.attack import prepare_attack
-from fedre_privacy.runs.resolving import resolve_attack, resolve_training
+from fedre_privacy.experiments.attack import prepare_attack
+from fedre_privacy.runs.resolution import resolve_attack, resolve_training
 from fedre_privacy.runs.training import train
 
 

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from fedre_privacy.core.channels import Bound, Channel, Masking, Noise, Summed
-from fedre_privacy.play.attack import prepare_attack
-from fedre_privacy.play.limits import Limit, _noise_and_bound
-from fedre_privacy.runs.resolving import resolve_attack
+from fedre_privacy.core.channels import Channel, ClippingStep, Masking, Noise, SummingStep
+from fedre_privacy.experiments.attack import prepare_attack
+from fedre_privacy.experiments.fisher_bounds import Limit, _noise_and_bound
+from fedre_privacy.runs.resolution import resolve_attack
 from fedre_privacy.runs.training import train
 
 QUIET = Noise(0.1, per_row=True, normal=True)
@@ -98,9 +98,11 @@ def test_a_limit_is_a_measure_of_targets_of_one_image(run):
 
 
 def test_bounds_before_the_noise_count_and_sums_over_clients_do_not():
-    noise, bound = _noise_and_bound(Channel(rows=(Bound(3.0), Bound(2.0), QUIET, Masking())))
+    noise, bound = _noise_and_bound(
+        Channel(rows=(ClippingStep(3.0), ClippingStep(2.0), QUIET, Masking()))
+    )
     assert noise == QUIET and bound == 2.0
     assert _noise_and_bound(Channel(rows=(QUIET,))) == (QUIET, math.inf)
-    assert _noise_and_bound(Channel(rows=(QUIET,), round=(Summed(),))) is None
+    assert _noise_and_bound(Channel(rows=(QUIET,), round=(SummingStep(),))) is None
     assert _noise_and_bound(Channel(rows=(Noise(0.1),))) is None
     assert _noise_and_bound(Channel()) is None

@@ -7,15 +7,15 @@ import pandas as pd
 import pytest
 import torch
 
-from fedre_privacy.core.registry import typed
-from fedre_privacy.pages.attack import attack_page
-from fedre_privacy.pages.benchmark import write_benchmark_report
-from fedre_privacy.study import benchmark as benchmarking
-from fedre_privacy.study.benchmark import BenchmarkResult
-from fedre_privacy.study.description import planned, read_sweep
-from fedre_privacy.study.jobs import Place
-from fedre_privacy.study.results import frame, over_seeds
-from fedre_privacy.study.sweep import run_job
+from fedre_privacy.benchmarking import benchmark as benchmarking
+from fedre_privacy.benchmarking.benchmark import BenchmarkResult
+from fedre_privacy.benchmarking.jobs import Place
+from fedre_privacy.benchmarking.results import frame, over_seeds
+from fedre_privacy.benchmarking.sweep import run_job
+from fedre_privacy.benchmarking.variants import plan_jobs, read_sweep
+from fedre_privacy.core.registry import allow_module_paths
+from fedre_privacy.reports.attack import attack_page
+from fedre_privacy.reports.benchmark import write_benchmark_report
 
 pytestmark = pytest.mark.slow
 
@@ -67,9 +67,9 @@ def made(tmp_path_factory):
     (folder / "new_metric.py").write_text(METRIC)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
-        typed("new_metric:Brightness")
+        allow_module_paths("new_metric:Brightness")
         wanted = read_sweep(SWEEP, BASE, name="")
-        (job,) = planned(wanted)
+        (job,) = plan_jobs(wanted)
         place = Place(folder / "out", folder / "runs")
         result = run_job(job, place, torch.device("cpu"), attack_page)
         assert result["status"] == "complete", result.get("traceback")

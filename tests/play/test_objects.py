@@ -12,6 +12,7 @@ from fedre_privacy.attacks.base import attacks
 from fedre_privacy.attacks.dip import DeepImagePrior
 from fedre_privacy.attacks.head import HeadUpdate
 from fedre_privacy.attacks.pixel import PixelInversion
+from fedre_privacy.benchmarking.variants import read_sweep
 from fedre_privacy.core.config import knob, plain_plugin
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.types import ThreatModel
@@ -31,9 +32,14 @@ from fedre_privacy.partition.pra import PRA
 from fedre_privacy.protocols.base import protocols
 from fedre_privacy.protocols.fedgh import FedGH
 from fedre_privacy.protocols.fedre import FedRE
-from fedre_privacy.runs.resolving import required, resolve_attack, resolve_training
-from fedre_privacy.runs.values import attack_values, brief, layered, training_values, written
-from fedre_privacy.study.description import read_sweep
+from fedre_privacy.runs.plain_settings import (
+    attack_values,
+    brief,
+    layer_settings,
+    plain_value,
+    training_values,
+)
+from fedre_privacy.runs.resolution import require_resolved, resolve_attack, resolve_training
 from fedre_privacy.threats.base import threats
 
 NEEDING = {"gaussian": {"clip": 1, "noise": 1}, "laplace": {"clip": 1, "epsilon": 9},
@@ -42,14 +48,14 @@ NEEDING = {"gaussian": {"clip": 1, "noise": 1}, "laplace": {"clip": 1, "epsilon"
 
 def training(**asked):
     problems: list[str] = []
-    values, where = layered(training_values(**asked), {})
-    return required(resolve_training(values, where, problems), problems)
+    values, where = layer_settings(training_values(**asked), {})
+    return require_resolved(resolve_training(values, where, problems), problems)
 
 
 def attacking(**asked):
     problems: list[str] = []
-    values, where = layered(attack_values(**asked), {})
-    return required(resolve_attack(values, where, problems), problems)
+    values, where = layer_settings(attack_values(**asked), {})
+    return require_resolved(resolve_attack(values, where, problems), problems)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +111,7 @@ def test_objects_are_taken_as_they_are():
 
 
 def test_an_object_wins_over_a_preset_and_single_settings_win_over_it():
-    values, _ = layered(
+    values, _ = layer_settings(
         training_values(partition=PRA(alpha=0.3)), {"partition": {"min_samples": 4}},
         presets=["paper:fedre-table12-cifar10-pra"],
     )  # fmt: skip
@@ -157,10 +163,10 @@ def test_what_cannot_be_made_again_is_refused():
     for words, ask in refused.items():
         with pytest.raises(ConfigError, match=words):
             ask()
-    assert written(threats.get("strong")) == "strong"
+    assert plain_value(threats.get("strong")) == "strong"
     other = ThreatModel("strong", frozenset(), "last", "nobody")
     with pytest.raises(ConfigError, match="'strong' is not the registered one"):
-        written(other)
+        plain_value(other)
 
 
 @dataclass

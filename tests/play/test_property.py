@@ -16,12 +16,12 @@ from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.outcomes import PropertyScores
 from fedre_privacy.core.types import Observation, Upload
 from fedre_privacy.eval.property_scores import NOTHING
-from fedre_privacy.play.attack import prepare_attack
-from fedre_privacy.play.fit import check_ahead
-from fedre_privacy.play.questions.property import LARGE, MOST, NAMED
-from fedre_privacy.runs.resolving import resolve_attack, resolve_training
+from fedre_privacy.experiments.attack import prepare_attack
+from fedre_privacy.experiments.compatibility import check_ahead
+from fedre_privacy.experiments.questions.property import LARGE, MOST, NAMED
+from fedre_privacy.runs.resolution import resolve_attack, resolve_training
 from fedre_privacy.runs.training import train
-from fedre_privacy.sealed.packing import pack, unpack
+from fedre_privacy.sandbox.observation_files import pack, unpack
 
 SEEDS = (0, 1, 2, 3)
 

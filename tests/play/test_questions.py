@@ -21,10 +21,10 @@ from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.outcomes import LabelEstimate
 from fedre_privacy.core.types import Knowledge
 from fedre_privacy.eval.label_scores import evaluate_labels
-from fedre_privacy.play.attack import attack, prepare_attack
-from fedre_privacy.play.fit import check_ahead
-from fedre_privacy.play.questions.prototypes import PrototypesQuestion
-from fedre_privacy.runs.resolving import resolve_attack
+from fedre_privacy.experiments.attack import attack, prepare_attack
+from fedre_privacy.experiments.compatibility import check_ahead
+from fedre_privacy.experiments.questions.prototypes import PrototypesQuestion
+from fedre_privacy.runs.resolution import resolve_attack
 from fedre_privacy.runs.training import train
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from fedre_privacy.core import files
 from fedre_privacy.core.errors import DamagedInputError
-from fedre_privacy.play.attack import attack, prepare_attack
-from fedre_privacy.runs.resolving import required, resolve_attack
+from fedre_privacy.experiments.attack import attack, prepare_attack
+from fedre_privacy.runs.resolution import require_resolved, resolve_attack
 from fedre_privacy.runs.training import train
 
 PIXEL = {"name": "pixel", "steps": 1}
@@ -26,7 +26,7 @@ def hashed(monkeypatch):
         return real(path)
 
     time.sleep(2 * files.CLOCK_NS / 1e9)  # what was written just now is hashed at every look
-    files._hashed.cache_clear()
+    files._hash_file.cache_clear()
     monkeypatch.setattr(files, "_hash", counting)
     return counts
 
@@ -35,7 +35,7 @@ def ask(target, name, threat):
     problems: list[str] = []
     evaluation = {"targets": 4, "ceiling": 2, "candidates": 10}
     values = {"target": target, "threat": threat, "attack": name, "eval": evaluation}
-    return required(resolve_attack(values, {}, problems), problems)
+    return require_resolved(resolve_attack(values, {}, problems), problems)
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ import torch
 
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import RecoveredPrototypes
-from fedre_privacy.play.attack import attack, prepare_attack
-from fedre_privacy.runs.resolving import resolve_attack, resolve_training
+from fedre_privacy.experiments.attack import attack, prepare_attack
+from fedre_privacy.runs.resolution import resolve_attack, resolve_training
 from fedre_privacy.runs.training import train
 
 

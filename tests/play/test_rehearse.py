@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fedre_privacy.play import rehearse
+from fedre_privacy.experiments import dry_run as rehearse
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import pytest
 
 from fedre_privacy.cli import train as command
 from fedre_privacy.core.errors import ConfigError
-from fedre_privacy.eval.report.curves import Curve, learning_curves
+from fedre_privacy.eval.report.curves import AccuracyCurve, learning_curves
 from fedre_privacy.eval.report.style import LONGEST
-from fedre_privacy.pages.run_curves import compare
+from fedre_privacy.reports.run_curves import compare
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.training import train
 
@@ -38,7 +38,7 @@ def test_runs_that_differ_in_their_seed_are_one_line(trained):
 def test_a_long_name_in_the_legend_is_broken_into_lines_and_not_cut():
     frame = pd.DataFrame({"round": [1, 2], "x": [1, 2], "accuracy": [0.2, 0.4], "seed": 0})
     long = ", ".join(f"setting.of.a.part {n}" for n in range(6))
-    figure = learning_curves([Curve(long, frame)], across="round")
+    figure = learning_curves([AccuracyCurve(long, frame)], across="round")
     (said,) = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     assert said.replace("\n", " ") == long and max(map(len, said.split("\n"))) <= LONGEST
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.eval.report.prototype_map import embed
-from fedre_privacy.pages.run_figures import caption, draw
+from fedre_privacy.eval.report.prototype_map import tsne_map
+from fedre_privacy.reports.run_figures import caption, draw
 from fedre_privacy.runs.training import train
 
 
@@ -67,12 +67,12 @@ def test_neighbours_stay_neighbours_and_seeds_repeat():
     rows = (groups + torch.randn(3, 8, 16, generator=torch.Generator().manual_seed(1))).flatten(
         0, 1
     )
-    points = embed(rows, seed=3)
+    points = tsne_map(rows, seed=3)
     nearest = (torch.cdist(points, points) + 1e9 * torch.eye(24)).argmin(1)
     assert torch.equal(nearest // 8, torch.arange(24) // 8)
-    assert torch.equal(points, embed(rows, seed=3))
+    assert torch.equal(points, tsne_map(rows, seed=3))
     with pytest.raises(IncompatibleError, match="at least 5 vectors; there are 4"):
-        embed(rows[:4])
+        tsne_map(rows[:4])
 
 
 @pytest.mark.slow

@@ -9,10 +9,10 @@ import torch
 
 from fedre_privacy.core.errors import ConfigError, DamagedInputError, MissingInputError
 from fedre_privacy.federation.recorder import read_messages
-from fedre_privacy.pages.run_figures import clients
-from fedre_privacy.runs.folder import begin, log, logging_to, status_of, taken
+from fedre_privacy.reports.run_figures import clients
+from fedre_privacy.runs.folder import begin, claim_folder, log, logging_to, status_of
 from fedre_privacy.runs.run import Run
-from fedre_privacy.runs.verifying import verify
+from fedre_privacy.runs.verification import verify
 
 
 def _folder(parent, name, status):
@@ -29,7 +29,7 @@ def test_unfinished_work_is_resumed_or_restarted_never_overwritten(tmp_path, sta
         begin(folder, resume=False, restart=False, what="Run")
     assert begin(folder, resume=True, restart=False, what="Run") is False
     assert status_of(folder) == status
-    with taken(folder, resume=False, restart=True, what="Run") as finished:
+    with claim_folder(folder, resume=False, restart=True, what="Run") as finished:
         assert not finished and status_of(folder) is None
     assert not folder.exists()
 
@@ -40,7 +40,7 @@ def test_finished_work_is_used_unless_restarted(tmp_path):
     assert begin(folder, resume=True, restart=False, what="Run") is True
     assert begin(folder, resume=False, restart=True, what="Run") is False
     assert status_of(folder) == "complete"  # nothing goes before the work can begin
-    with taken(folder, resume=False, restart=True, what="Run") as finished:
+    with claim_folder(folder, resume=False, restart=True, what="Run") as finished:
         assert not finished and status_of(folder) is None
 
 

@@ -14,14 +14,14 @@ from fedre_privacy.core.artifacts import Prototypes
 from fedre_privacy.core.errors import ConfigError, FedreError, IncompatibleError
 from fedre_privacy.core.files import read_tensors
 from fedre_privacy.core.types import Knowledge
+from fedre_privacy.experiments.attack import attack, prepare_attack
+from fedre_privacy.experiments.compatibility import check_ahead
 from fedre_privacy.models.families import PRIVATE, SHARED
-from fedre_privacy.play.attack import attack, prepare_attack
-from fedre_privacy.play.fit import check_ahead
-from fedre_privacy.runs.preparing import prepare
-from fedre_privacy.runs.resolving import resolve_attack, resolve_training
-from fedre_privacy.runs.starting import build_clients, shared_start
+from fedre_privacy.runs.initial_state import build_clients, shared_start
+from fedre_privacy.runs.preparation import prepare
+from fedre_privacy.runs.resolution import resolve_attack, resolve_training
 from fedre_privacy.runs.training import train
-from fedre_privacy.sealed.packing import HEAD, pack
+from fedre_privacy.sandbox.observation_files import HEAD, pack
 
 CPU = torch.device("cpu")
 

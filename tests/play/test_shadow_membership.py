@@ -9,18 +9,18 @@ import pytest
 import torch
 
 from fedre_privacy.attacks.base import Context
+from fedre_privacy.benchmarking.suite import default_suite
 from fedre_privacy.core.artifacts import EntangledRep
-from fedre_privacy.core.channels import Bound, Channel
+from fedre_privacy.core.channels import Channel, ClippingStep
 from fedre_privacy.core.errors import ConfigError, DivergedError, IncompatibleError
 from fedre_privacy.core.outcomes import MembershipScores
 from fedre_privacy.core.types import Knowledge, KnownDefense
 from fedre_privacy.eval.membership import GRANTED, WITHHELD
+from fedre_privacy.experiments.attack import prepare_attack
+from fedre_privacy.experiments.compatibility import check_ahead
 from fedre_privacy.models.families import PRIVATE, SHARED
-from fedre_privacy.play.attack import prepare_attack
-from fedre_privacy.play.fit import check_ahead
-from fedre_privacy.runs.resolving import resolve_attack, resolve_training
+from fedre_privacy.runs.resolution import resolve_attack, resolve_training
 from fedre_privacy.runs.training import train
-from fedre_privacy.study.suite import default_suite
 
 
 def trained(folder, protocol, init=SHARED):
@@ -133,7 +133,7 @@ def test_mean_outputs_tell_members_of_small_classes_without_any_model(outputs):
     noise = sum(small(noised(seen, s)) for s in range(4)) / 4
     random = small(seen, dataclasses.replace(attack, start="random"))
     assert auc_of(trial.score(attack(seen, context))).over > 0.08
-    clipped = KnownDefense("stub", {}, Channel(rows=(Bound(0.3),)))
+    clipped = KnownDefense("stub", {}, Channel(rows=(ClippingStep(0.3),)))
     declared = dataclasses.replace(seen, defenses=(clipped,))
     assert "rows" not in attack.adapts(declared)
     assert attack(declared, context).scores.equal(attack(seen, context).scores)

@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from fedre_privacy.attacks.base import Context
-from fedre_privacy.attacks.gradient.head_cases import earlier_cases, head_cases
+from fedre_privacy.attacks.gradients.head_uploads import earlier_cases, head_cases
 from fedre_privacy.cli import attack
 from fedre_privacy.core.artifacts import Prototypes
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import Knowledge
+from fedre_privacy.experiments.attack import prepare_attack
+from fedre_privacy.experiments.compatibility import check_ahead
 from fedre_privacy.models.families import ModelSettings, build_model
-from fedre_privacy.play.attack import prepare_attack
-from fedre_privacy.play.fit import check_ahead
-from fedre_privacy.runs.resolving import resolve_attack
+from fedre_privacy.runs.resolution import resolve_attack
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.training import train
 

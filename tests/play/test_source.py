@@ -18,10 +18,10 @@ from fedre_privacy.core.outcomes import MembershipScores
 from fedre_privacy.core.types import Candidates, Observation
 from fedre_privacy.eval.membership import RECEIVED
 from fedre_privacy.eval.source_scores import evaluate_sources
-from fedre_privacy.play.attack import attack, prepare_attack
-from fedre_privacy.play.fit import check_fit
-from fedre_privacy.play.questions.candidates import HOLDERS, draw_sources, shared
-from fedre_privacy.runs.resolving import resolve_attack
+from fedre_privacy.experiments.attack import attack, prepare_attack
+from fedre_privacy.experiments.compatibility import check_fit
+from fedre_privacy.experiments.questions.candidates import HOLDERS, draw_sources, images_per_client
+from fedre_privacy.runs.resolution import resolve_attack
 from fedre_privacy.runs.training import train
 
 
@@ -237,4 +237,4 @@ def test_copies_and_more_clients_than_are_asked_about():
     ],
 )
 def test_each_client_gives_as_many(counts, expected):
-    assert shared(counts) == expected
+    assert images_per_client(counts) == expected

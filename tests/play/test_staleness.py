@@ -9,9 +9,9 @@ import torch
 
 from fedre_privacy.core.artifacts import Prototypes
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
-from fedre_privacy.play.attack import attack, prepare_attack
-from fedre_privacy.play.fit import check_ahead
-from fedre_privacy.runs.resolving import resolve_attack
+from fedre_privacy.experiments.attack import attack, prepare_attack
+from fedre_privacy.experiments.compatibility import check_ahead
+from fedre_privacy.runs.resolution import resolve_attack
 from fedre_privacy.runs.training import train
 
 PIXEL = {"name": "pixel", "steps": 3}

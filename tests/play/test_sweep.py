@@ -15,22 +15,22 @@ import pytest
 import torch
 import yaml
 
+from fedre_privacy.api.workflows import PAGE
+from fedre_privacy.benchmarking import benchmark as benchmarking
+from fedre_privacy.benchmarking import executors as processes
+from fedre_privacy.benchmarking.benchmark import BenchmarkResult
+from fedre_privacy.benchmarking.jobs import Place
+from fedre_privacy.benchmarking.panels import SILENT
+from fedre_privacy.benchmarking.results import frame, over_seeds
+from fedre_privacy.benchmarking.suite import default_suite, named_suite
+from fedre_privacy.benchmarking.sweep import run_job
+from fedre_privacy.benchmarking.variants import plan_jobs, read_sweep
 from fedre_privacy.cli import benchmark as command
 from fedre_privacy.core.errors import ConfigError, DamagedInputError
-from fedre_privacy.core.registry import typed
+from fedre_privacy.core.registry import allow_module_paths
 from fedre_privacy.eval.measures import FRONTIER, Measure
-from fedre_privacy.job import WORKER
-from fedre_privacy.pages.attack import attack_page
-from fedre_privacy.pages.benchmark import write_benchmark_report
-from fedre_privacy.study import benchmark as benchmarking
-from fedre_privacy.study import processes
-from fedre_privacy.study.benchmark import BenchmarkResult
-from fedre_privacy.study.description import planned, read_sweep
-from fedre_privacy.study.jobs import Place
-from fedre_privacy.study.panels import SILENT
-from fedre_privacy.study.results import frame, over_seeds
-from fedre_privacy.study.suite import default_suite, named_suite
-from fedre_privacy.study.sweep import run_job
+from fedre_privacy.reports.attack import attack_page
+from fedre_privacy.reports.benchmark import write_benchmark_report
 
 BASE = {
     "data": {"name": "digits", "size": 16, "per_class": 12},
@@ -44,7 +44,7 @@ LABELS = ["labels@labels@realistic"]
 
 def benchmark(asked, **how):
     """A benchmark with its page, as the command makes it."""
-    result = benchmarking.benchmark(asked, worker=WORKER, **how)
+    result = benchmarking.benchmark(asked, page=PAGE, **how)
     write_benchmark_report(result)
     return result
 
@@ -56,27 +56,27 @@ def wanted(**keys):
 def test_settings_of_one_steering_are_variants_of_their_own():
     """Means are over trainings of one label, so two settings of a steering must not share one."""
     given = ["none", "null-head:rounds=1", "null-head:rounds=1,keep=0.1"]
-    jobs = planned(wanted(protocols=["fedgh"], steerings=given, seeds=[0, 1]))
+    jobs = plan_jobs(wanted(protocols=["fedgh"], steerings=given, seeds=[0, 1]))
     marked = "fedgh, ACTIVE SERVER (null-head, round 1)"
     assert [job.label for job in jobs[::2]] == [
         "fedgh", f"{marked}: null-head:rounds=1", f"{marked}: null-head:rounds=1,keep=0.1",
     ]  # fmt: skip
-    alone = planned(wanted(protocols=["fedgh"], steerings=given[:2]))
+    alone = plan_jobs(wanted(protocols=["fedgh"], steerings=given[:2]))
     assert [job.label for job in alone] == ["fedgh", marked]
 
 
 def test_a_plan_resolves_every_job_and_refuses_all_problems_at_once():
-    jobs = planned(wanted(protocols=["fedgh", "fedproto"], seeds=[0, 1]))
+    jobs = plan_jobs(wanted(protocols=["fedgh", "fedproto"], seeds=[0, 1]))
     assert [(job.label, job.seed) for job in jobs] == [
         ("fedgh", 0), ("fedgh", 1), ("fedproto", 0), ("fedproto", 1),
     ]  # fmt: skip
     assert len({job.name for job in jobs}) == 4
     with pytest.raises(ConfigError) as refused:
-        planned(wanted(protocols=["fedxx"], vary={"odd": {"train": {"clients": 0}}}))
+        plan_jobs(wanted(protocols=["fedxx"], vary={"odd": {"train": {"clients": 0}}}))
     said = str(refused.value)
     assert "fedxx: Unknown protocol" in said and "odd: 'train.clients' is 0" in said
     with pytest.raises(ConfigError, match="same training as"):
-        planned(wanted(schemes=["rap"], protocols=["fedre"]))
+        plan_jobs(wanted(schemes=["rap"], protocols=["fedre"]))
 
 
 def test_keys_and_emptiness_are_refused():
@@ -117,19 +117,19 @@ def test_all_of_them_are_said_at_once():
 
 
 def test_uploads_that_are_read_over_rounds_keep_every_model():
-    jobs = planned(wanted(protocols=["fedgh"], schemes=["rap", "rsr"]))
-    jobs += planned(wanted(protocols=["fd", "fedral", "fedavg"], attacks=None))
+    jobs = plan_jobs(wanted(protocols=["fedgh"], schemes=["rap", "rsr"]))
+    jobs += plan_jobs(wanted(protocols=["fd", "fedral", "fedavg"], attacks=None))
     kept = {job.label: job.training.record.keep_every for job in jobs}
     assert kept == {"fedgh": 0, "rap": 1, "rsr": 1, "fd": 1, "fedral": 1, "fedavg": 0}
 
 
 def test_the_suite_fits_what_is_uploaded():
-    (job,) = planned(wanted(protocols=["fedre"], attacks=None))
+    (job,) = plan_jobs(wanted(protocols=["fedre"], attacks=None))
     asked = {(s.attack.name, s.target) for s in job.attacks}
     assert ("disentangle", "uploaded") in asked and ("dip", "recovered-prototypes") in asked
-    (local,) = planned(wanted(protocols=["local"], attacks=None))
+    (local,) = plan_jobs(wanted(protocols=["local"], attacks=None))
     assert default_suite(local.training) == []
-    small = planned(wanted(protocols=["fml", "fedkd", "fedmrl"], attacks=None))
+    small = plan_jobs(wanted(protocols=["fml", "fedkd", "fedmrl"], attacks=None))
     asked = {job.label: {s.attack.name for s in job.attacks} for job in small}
     blind = {"free-upstream", "labels", "span"}  # what needs no loss: fedmrl hides its own
     by_loss = {"update-inversion", "loss-membership"}
@@ -139,12 +139,12 @@ def test_the_suite_fits_what_is_uploaded():
         init: {"protocol": {"name": "fedgh"}, "model": {"init": init}}
         for init in ("shared", "private")
     }
-    for job in planned(wanted(vary=starts, attacks=None)):
+    for job in plan_jobs(wanted(vary=starts, attacks=None)):
         (shadow,) = (s for s in job.attacks if s.attack.name == "shadow")
         known = job.label == "shared"
         assert shadow.attack.start == ("known" if known else "random")
         assert shadow.threat.name == ("public-init" if known else "no-extractor")
-    updates = planned(wanted(protocols=["fedavg", "fedsgd", "lg-fedavg"], attacks=None))
+    updates = plan_jobs(wanted(protocols=["fedavg", "fedsgd", "lg-fedavg"], attacks=None))
     asked = {
         (job.label, s.threat.name)
         for job in updates
@@ -163,7 +163,7 @@ def test_an_attack_that_refuses_leaves_the_others(tmp_path):
     via = {"attack": {"name": "pixel", "steps": 1}, "target": "recovered-prototypes"}
     base = {"record": {"keep_every": 1}}
     asked = wanted(schemes=["vap"], attacks=[{**via, "threat": "strong"}, *LABELS], base=base)
-    (job,) = planned(asked)
+    (job,) = plan_jobs(asked)
     place = Place(tmp_path, tmp_path / "runs")
     result = run_job(job, place, torch.device("cpu"), attack_page)
     assert result["status"] == "complete", result.get("traceback")
@@ -190,7 +190,7 @@ def finished(tmp_path_factory):
         (folder / "fedre_privacy").mkdir()
         (folder / "fedre_privacy" / "__init__.py").write_text("raise ImportError('the wrong one')")
         patch.chdir(folder)
-        typed("failing_scheme:Failing")
+        allow_module_paths("failing_scheme:Failing")
         asked = wanted(schemes=["failing_scheme:Failing", "vap"], seeds=[0, 1])
         made = benchmark(asked, folder=folder / "out", runs=folder / "runs", workers=CORES)
         yield folder, asked, made
@@ -229,7 +229,7 @@ def test_what_is_finished_is_not_repeated(finished, monkeypatch):
 def test_a_killed_sweep_goes_on_to_the_same_result(finished, tmp_path):
     """Lose one result and break off one run: what is missing is done again, the same."""
     folder, asked, made = finished
-    job = next(job for job in planned(asked) if job.label == "vap")
+    job = next(job for job in plan_jobs(asked) if job.label == "vap")
     place = Place(folder / "out", folder / "runs")
     before = place.read(job)
     place.result(job).unlink()
@@ -250,11 +250,11 @@ import os
 import signal
 from pathlib import Path
 from test_sweep_settings import asked
-from fedre_privacy.job import WORKER
-from fedre_privacy.study.benchmark import benchmark
+from fedre_privacy.api.workflows import PAGE
+from fedre_privacy.benchmarking.benchmark import benchmark
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a script's background
 place = {"folder": Path("out"), "runs": Path("runs")}
-benchmark(asked, **place, workers=os.cpu_count() or 1, worker=WORKER)
+benchmark(asked, **place, workers=os.cpu_count() or 1, page=PAGE)
 """
 
 
@@ -263,7 +263,7 @@ benchmark(asked, **place, workers=os.cpu_count() or 1, worker=WORKER)
 def test_a_killed_sweep_leaves_no_job_behind(tmp_path, how):
     """Break off the sweep's own process while a job trains: the job ends too."""
     settings = (
-        "from fedre_privacy.study.description import read_sweep\n"
+        "from fedre_privacy.benchmarking.variants import read_sweep\n"
         f"BASE = {BASE | {'train': BASE['train'] | {'rounds': 10**6}}!r}\n"
         "asked = read_sweep({'protocols': ['fedgh'], 'seeds': [0], 'attacks': [], 'name': 'x'}, "
         "BASE, name='')\n"
@@ -318,7 +318,7 @@ def _until(met, seconds=900):
 @pytest.mark.slow
 def test_a_pruned_run_is_trained_again_where_its_result_is_lost(finished):
     folder, asked, made = finished
-    job = next(job for job in planned(asked) if job.label == "vap")
+    job = next(job for job in plan_jobs(asked) if job.label == "vap")
     place = Place(folder / "out", folder / "runs")
     before = place.read(job)
     place.result(job).unlink()
@@ -492,7 +492,7 @@ def test_the_strongest_attack_is_chosen_on_other_seeds():
 
 
 def test_a_result_of_an_earlier_version_is_refused(tmp_path):
-    (job,) = planned(wanted(protocols=["fedgh"]))
+    (job,) = plan_jobs(wanted(protocols=["fedgh"]))
     place = Place(tmp_path, tmp_path / "runs")
     path = place.result(job)
     path.parent.mkdir(parents=True)

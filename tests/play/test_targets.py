@@ -7,10 +7,10 @@ import torch
 
 from fedre_privacy.core.artifacts import Prototypes, Representations
 from fedre_privacy.core.errors import DamagedInputError, IncompatibleError, MissingInputError
+from fedre_privacy.experiments.attack import prepare_attack
+from fedre_privacy.experiments.targets import TargetSource
 from fedre_privacy.federation.recorder import read_messages
-from fedre_privacy.play.attack import prepare_attack
-from fedre_privacy.play.targets import TargetSource
-from fedre_privacy.runs.resolving import resolve_attack
+from fedre_privacy.runs.resolution import resolve_attack
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.training import train
 

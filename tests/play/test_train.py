@@ -17,17 +17,18 @@ from fedre_privacy.core.errors import (
     IncompatibleError,
     StorageError,
 )
+from fedre_privacy.experiments.attack import prepare_attack
+from fedre_privacy.experiments.compatibility import check_ahead
+from fedre_privacy.experiments.questions.prototype_recovery import instead
 from fedre_privacy.federation import loop, steps
 from fedre_privacy.federation.recorder import rounds_recorded
-from fedre_privacy.play.attack import prepare_attack
-from fedre_privacy.play.fit import check_ahead
-from fedre_privacy.play.questions.recover import instead
 from fedre_privacy.protocols.base import Protocol
-from fedre_privacy.runs import disk, preparing
-from fedre_privacy.runs.preparing import models_bytes, prepare
-from fedre_privacy.runs.resolving import required, resolve_attack, resolve_training
+from fedre_privacy.runs import disk_space as disk
+from fedre_privacy.runs import preparation as preparing
+from fedre_privacy.runs.initial_state import build_clients
+from fedre_privacy.runs.preparation import models_bytes, prepare
+from fedre_privacy.runs.resolution import require_resolved, resolve_attack, resolve_training
 from fedre_privacy.runs.run import Run
-from fedre_privacy.runs.starting import build_clients
 from fedre_privacy.runs.training import train
 
 
@@ -85,13 +86,13 @@ def test_a_run_folder_holds_what_is_documented(runs):
 
 def test_step_sizes_decay_by_the_round(tiny, tmp_path, monkeypatch):
     seen = []
-    plain = steps.fit
+    plain = steps.train_locally
 
     def fit(*given, **how):
         seen.append((how["lr"], how["momentum"], how["weight_decay"]))
         return plain(*given, **how)
 
-    monkeypatch.setattr(steps, "fit", fit)
+    monkeypatch.setattr(steps, "train_locally", fit)
     how = {"rounds": 3, "lr": 0.2, "lr_decay": 0.5, "momentum": 0.9, "weight_decay": 1e-3}
     settings = tiny(protocol="fedre", train=how)
     train(settings, runs=tmp_path)
@@ -425,7 +426,7 @@ def test_models_of_all_rounds_are_kept_where_attacks_combine_them_and_they_are_s
 def test_what_was_not_kept_of_earlier_rounds_is_said(tiny, runs, tmp_path):
     def asked(threat):
         values = {"attack": {"name": "disentangle"}, "threat": threat}
-        return required(resolve_attack(values, {}, problems := []), problems)
+        return require_resolved(resolve_attack(values, {}, problems := []), problems)
 
     last = train(tiny(record={"keep_every": 2}), runs=tmp_path)
     assert last.kept_rounds() == [2]

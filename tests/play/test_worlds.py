@@ -5,14 +5,25 @@ import dataclasses
 import pytest
 import torch
 
-from fedre_privacy.attacks.shadows.base import View
+from fedre_privacy.attacks.shadow_attacks.base import ShadowSignals
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
-from fedre_privacy.eval.worlds import chance, evaluate_worlds
+from fedre_privacy.eval.shadow_scores import chance, evaluate_worlds
+from fedre_privacy.experiments.membership_result import (
+    BLIND,
+    CHANCE,
+    MODEL,
+    WorldsResult,
+    claimed_mu,
+)
+from fedre_privacy.experiments.shadow_federations import (
+    leave_one_out,
+    plan_worlds,
+    play_worlds,
+    shadow_attack,
+)
 from fedre_privacy.partition.base import partitions
-from fedre_privacy.play.worlds import leave_one_out, plan_worlds, play_worlds, shadow_attack
-from fedre_privacy.play.worlds_result import BLIND, CHANCE, MODEL, WorldsResult, claimed_mu
-from fedre_privacy.runs.coins import Coins
-from fedre_privacy.sealed.door import SAME
+from fedre_privacy.runs.membership_game import Coins
+from fedre_privacy.sandbox.client import SAME
 
 WORLDS = 5
 
@@ -56,7 +67,7 @@ def test_with_the_coins_of_other_worlds_everything_is_at_chance(played):
 
 @pytest.mark.slow
 def test_a_view_holds_no_coin_of_its_world_and_no_seed(played):
-    assert [field.name for field in dataclasses.fields(View)] == [
+    assert [field.name for field in dataclasses.fields(ShadowSignals)] == [
         "sent", "before", "shadows", "coins", "clients", "labels",
     ]  # fmt: skip
     kept = [

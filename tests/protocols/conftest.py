@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.blocks.state import SERVER_STATE, Client, Samples, Setting, Training
 from fedre_privacy.core.events import silent
-from fedre_privacy.core.rng import seeded
+from fedre_privacy.core.rng import seeded_generators
 from fedre_privacy.core.types import Broadcast, Emission, Upload
 from fedre_privacy.federation import loop
 from fedre_privacy.federation.recorder import Recorder, read_messages
 from fedre_privacy.models.mapping import build_mapping
 from fedre_privacy.models.split import SplitModel
 from fedre_privacy.protocols.base import Protocol
+from fedre_privacy.protocols.blocks.state import SERVER_STATE, Client, Samples, Setting, Training
 
 NUM_CLASSES, DIM = 4, 6
 
@@ -59,20 +59,20 @@ class Federation:
         )
         self.clients = []
         for k, (images, labels, size) in enumerate(shares):
-            with seeded(self.training.seed, "model", client=k):
+            with seeded_generators(self.training.seed, "model", client=k):
                 model = _model(dropout)
             train = Samples(images[:size], labels[:size])
             client = Client(k, model, train, Samples(images[size:], labels[size:]))
-            with seeded(self.training.seed, "protocol state", client=k):
+            with seeded_generators(self.training.seed, "protocol state", client=k):
                 protocol.start_client(client, self.setting)
             self.clients.append(client)
-        with seeded(self.training.seed, SERVER_STATE):
+        with seeded_generators(self.training.seed, SERVER_STATE):
             self.server = protocol.start_server(self.setting)
 
     def run(self, **options: Any) -> list[loop.Row]:
         """Train; models and emissions of every round are kept."""
         given = {"keep": self.keep, "report": silent, **options}
-        return loop.run(
+        return loop.run_rounds(
             self.protocol,
             self.clients,
             self.server,

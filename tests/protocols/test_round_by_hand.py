@@ -5,10 +5,10 @@ import copy
 import pytest
 import torch
 
-from fedre_privacy.blocks.state import client_secret
 from fedre_privacy.core.artifacts import HeadState
 from fedre_privacy.core.rng import stream
 from fedre_privacy.protocols.base import protocols
+from fedre_privacy.protocols.blocks.state import client_secret
 
 CLASSES = range(4)
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}

@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from fedre_privacy.blocks import shared_head
-from fedre_privacy.blocks.state import Training, only
 from fedre_privacy.core.artifacts import HeadState
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import Emission
 from fedre_privacy.federation import loop
 from fedre_privacy.models.split import load_parameters, parameters_of
 from fedre_privacy.protocols.base import Protocol, protocols
+from fedre_privacy.protocols.blocks import shared_head
+from fedre_privacy.protocols.blocks.state import Training, only_artifact
 
 
 class LgFedAvg(Protocol):
@@ -26,7 +26,7 @@ class LgFedAvg(Protocol):
         return (Emission(HeadState(parameters_of(client.model.head))),)
 
     def aggregate(self, server, uploads, task):
-        states = [only(upload.artifacts, HeadState).params for upload in uploads]
+        states = [only_artifact(upload.artifacts, HeadState).params for upload in uploads]
         mean = {name: sum(s[name] for s in states) / len(states) for name in states[0]}
         load_parameters(server.modules["head"], mean)
 

@@ -6,13 +6,13 @@ import dataclasses
 import pytest
 import torch
 
-from fedre_privacy.blocks import shared_head
-from fedre_privacy.blocks.shared_head import HeadTraining
-from fedre_privacy.blocks.state import Task
 from fedre_privacy.core.artifacts import EntangledRep, HeadState
 from fedre_privacy.core.types import Upload
 from fedre_privacy.federation.steps import next_broadcast
 from fedre_privacy.protocols.base import protocols
+from fedre_privacy.protocols.blocks import shared_head
+from fedre_privacy.protocols.blocks.shared_head import HeadTraining
+from fedre_privacy.protocols.blocks.state import Task
 
 SHARING = ["fedre", "fedgh", "fedallrep"]
 

@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 
 import fedre_privacy as fp
 from fedre_privacy.api import AttackResult, Run
-from fedre_privacy.play import attack as pipeline
-from fedre_privacy.publish.format import Claim, Verification, content_hash
+from fedre_privacy.experiments import attack as pipeline
+from fedre_privacy.publish.format import ResultClaim, Verification, content_hash
 from fedre_privacy.publish.names import SCORES, TOLERANCE
-from fedre_privacy.publish.repeating import plan, verified
+from fedre_privacy.publish.repetition import plan, verify_claim
 
 TINY = {"data.size": 16, "data.per_class": 12}
 
@@ -90,8 +90,8 @@ def forge(published: Published, tmp_path: Path) -> Callable[..., Path]:
 def scored(published: Published) -> Callable[..., Verification]:
     """Verify a claim by the scores that the attack has already got, which takes no time."""
 
-    def verify(claim: Claim, by: str = "") -> Verification:
+    def verify(claim: ResultClaim, by: str = "") -> Verification:
         wanted = plan(claim, run=published.run.folder, part=SCORES)
-        return verified(wanted, published.run, published.result, tolerance=TOLERANCE, by=by)
+        return verify_claim(wanted, published.run, published.result, tolerance=TOLERANCE, by=by)
 
     return verify

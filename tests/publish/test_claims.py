@@ -13,24 +13,25 @@ import msgspec
 import pytest
 
 from fedre_privacy.cli import attack, benchmark
-from fedre_privacy.cli.commands.settled import gather
+from fedre_privacy.cli.shared.settings import gather
 from fedre_privacy.core.errors import ConfigError, DamagedInputError, MissingInputError
 from fedre_privacy.eval.measures import TABLE
 from fedre_privacy.publish import format as published_format
 from fedre_privacy.publish.claims import (
     command_of,
-    finished,
+    finished_attacks,
     make,
     portable,
     read_claim,
     write_claims,
 )
-from fedre_privacy.publish.format import Claim, Verification, content_hash
-from fedre_privacy.runs.resolving import resolve_attack, resolve_training
+from fedre_privacy.publish.format import ResultClaim, Verification, content_hash
+from fedre_privacy.runs.resolution import resolve_attack, resolve_training
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [(Claim, "claim.schema.json"), (Verification, "verification.schema.json")]
+    ("kind", "name"),
+    [(ResultClaim, "claim.schema.json"), (Verification, "verification.schema.json")],
 )
 def test_the_published_schema_is_that_of_the_reader(kind, name, repo):
     packaged = Path(published_format.__file__).with_name(name)
@@ -103,7 +104,7 @@ def test_an_attack_that_was_changed_makes_no_claim(published, tmp_path):
 
 def test_what_holds_no_finished_attack_makes_no_claim(published, tmp_path):
     with pytest.raises(MissingInputError, match="holds no finished attack"):
-        finished(tmp_path, tmp_path)
+        finished_attacks(tmp_path, tmp_path)
     (tmp_path / "attacks" / "x").mkdir(parents=True)
     with pytest.raises(MissingInputError, match="holds no finished attack"):
         make(tmp_path / "attacks" / "x")
@@ -124,7 +125,7 @@ def test_all_attacks_of_a_run_and_of_a_benchmark(published, tmp_path):
         "run": published.run.name,
     }  # fmt: skip
     (jobs / "x.json").write_text(json.dumps(job))
-    found = finished(tmp_path / "bench", published.run.folder.parent)
+    found = finished_attacks(tmp_path / "bench", published.run.folder.parent)
     assert found == [published.result.folder] * 2
     with pytest.raises(ConfigError, match="2 finished attacks"):
         write_claims(tmp_path / "bench", tmp_path / "x.json", runs=published.run.folder.parent)

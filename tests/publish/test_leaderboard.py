@@ -15,7 +15,7 @@ import pytest
 from fedre_privacy.cli import benchmark
 from fedre_privacy.core.errors import MissingInputError
 from fedre_privacy.publish.claims import read_claim
-from fedre_privacy.publish.comparing import contradiction
+from fedre_privacy.publish.comparison import contradiction
 from fedre_privacy.publish.format import Verification, write
 from fedre_privacy.publish.leaderboard import UNCHECKED, collect, write_leaderboard
 from fedre_privacy.publish.names import OTHERWISE, REPEATS

@@ -17,7 +17,7 @@ from fedre_privacy.core.errors import (
     MissingInputError,
 )
 from fedre_privacy.publish.claims import read_claim
-from fedre_privacy.publish.comparing import (
+from fedre_privacy.publish.comparison import (
     ABSENT,
     ELSEWHERE,
     LEFT_OUT,
@@ -30,7 +30,7 @@ from fedre_privacy.publish.comparing import (
     outcome,
     state,
 )
-from fedre_privacy.publish.format import Compared, Made, Numbers, read
+from fedre_privacy.publish.format import MeasureComparison, Numbers, Provenance, read_published
 from fedre_privacy.publish.names import (
     ATTACK,
     OTHERWISE,
@@ -40,7 +40,7 @@ from fedre_privacy.publish.names import (
     TRAINING,
     WITHIN,
 )
-from fedre_privacy.publish.repeating import plan, repeat
+from fedre_privacy.publish.repetition import plan, repeat
 from fedre_privacy.runs.run import Run
 
 SMALL = {"data.size": 16, "data.per_class": 12}
@@ -54,8 +54,8 @@ def numbers(**other) -> Numbers:
     return Numbers(**{**usual, **other})
 
 
-def row(claimed: Numbers | None, repeated: Numbers | None) -> Compared:
-    return Compared(key="psnr", group="", claimed=claimed, repeated=repeated)
+def row(claimed: Numbers | None, repeated: Numbers | None) -> MeasureComparison:
+    return MeasureComparison(key="psnr", group="", claimed=claimed, repeated=repeated)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,9 @@ def test_the_outcome_is_that_of_the_worst_measure():
 def test_the_same_numbers_are_due_where_the_same_bytes_were_uploaded(published):
     claim = read_claim(published.path)
     here = claim.attack
-    elsewhere = Made(device=here.device, versions={**here.versions, "torch": "2.4.0"}, seconds=1.0)
+    elsewhere = Provenance(
+        device=here.device, versions={**here.versions, "torch": "2.4.0"}, seconds=1.0
+    )
     assert is_due(claim, TRAINING, here, uploads_same=True)
     assert not is_due(claim, TRAINING, here, uploads_same=False)
     assert not is_due(claim, TRAINING, elsewhere, uploads_same=True)
@@ -126,7 +128,7 @@ def test_trained_and_attacked_again_gives_the_same_numbers(published, tmp_path):
     done, path = repeat(wanted, tmp_path / "v.json", isolation="same-process")
     assert done.outcome == REPEATS and done.uploads_same and done.due
     assert ("accuracy", "training") in {(one.key, one.group) for one in done.measures}
-    assert contradiction(done, wanted.claim) == "" and read(path) == done
+    assert contradiction(done, wanted.claim) == "" and read_published(path) == done
 
 
 @pytest.mark.slow
@@ -146,7 +148,7 @@ def test_the_command_repeats_and_reads_back(published, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "train and attack again" in said and "the same bytes as claimed" in said
     assert "Outcome    repeats\n" in said and "+- " in said
-    found = read(out)
+    found = read_published(out)
     assert found.outcome == REPEATS and found.by == "Bob" and found.uploads_same and found.due
     (run,) = (tmp_path / "again").glob("fedgh-*")
     assert run != published.run.folder
@@ -162,7 +164,7 @@ def test_without_a_run_the_images_are_shared_out_anew(published, tmp_path):
     wanted = plan(claim, runs=tmp_path / "again")
     done, path = repeat(wanted, tmp_path / "v.json", isolation="same-process")
     assert done.part == SPLIT and done.uploads_same is None and not done.due
-    assert contradiction(done, claim) == "" and read(path) == done
+    assert contradiction(done, claim) == "" and read_published(path) == done
     (run,) = map(Run, (tmp_path / "again").glob("fedgh-*"))
     assert run.split_indices()[0][0].tolist() != published.run.split_indices()[0][0].tolist()
     assert run.settings.train.secret and not published.run.settings.train.secret

@@ -14,11 +14,11 @@ import pytest
 from fedre_privacy.cli import benchmark
 from fedre_privacy.core.errors import ConfigError, DamagedInputError, FedreError
 from fedre_privacy.publish.claims import agree, command_of, read_claim
-from fedre_privacy.publish.comparing import OTHER, state
-from fedre_privacy.publish.format import MOST_BYTES, content_hash, read
+from fedre_privacy.publish.comparison import OTHER, state
+from fedre_privacy.publish.format import MOST_BYTES, content_hash, read_published
 from fedre_privacy.publish.leaderboard import write_leaderboard
 from fedre_privacy.publish.names import OTHERWISE, REPEATS, SCORES
-from fedre_privacy.publish.repeating import plan, repeat
+from fedre_privacy.publish.repetition import plan, repeat
 
 
 def first(content: dict[str, Any]) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def test_a_text_that_is_no_claim_is_refused(edit, words, published, tmp_path):
 def test_bytes_that_are_no_text_are_refused(tmp_path):
     (tmp_path / "x.json").write_bytes(b"\x80\x04]\x94.")
     with pytest.raises(DamagedInputError, match="no UTF-8 text"):
-        read(tmp_path / "x.json")
+        read_published(tmp_path / "x.json")
 
 
 # --- names that lead somewhere --------------------------------------------------------------------
@@ -257,7 +257,7 @@ def test_a_lie_does_not_repeat(edit, forge, scored):
 def test_without_a_lie_it_repeats(forge, published, tmp_path):
     wanted = plan(read_claim(forge()), run=published.run.folder, part=SCORES)
     done, path = repeat(wanted, tmp_path / "v.json")
-    assert done.outcome == REPEATS and done.due and read(path) == done
+    assert done.outcome == REPEATS and done.due and read_published(path) == done
 
 
 def test_another_manifest_is_another_run(forge, published):
@@ -307,7 +307,7 @@ def test_a_setting_changed_everywhere_does_not_repeat(forge, tmp_path, capsys):
     assert benchmark.main(words) == 8
     said = capsys.readouterr()
     assert "DOES NOT REPEAT" in said.err and "other bytes than claimed" in said.out
-    found = read(path.with_suffix(".verification.json"))
+    found = read_published(path.with_suffix(".verification.json"))
     assert found.outcome == OTHERWISE and found.uploads_same is False
 
 

@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.pages import html
-from fedre_privacy.pages.html import Html, Link, Target
+from fedre_privacy.reports import html
+from fedre_privacy.reports.html import Html, Link, Target
 
 STYLE = (html.TEMPLATES / "page.css").read_text(encoding="utf-8")
 SCRIPT = (html.TEMPLATES / "page.js").read_text(encoding="utf-8")
@@ -30,7 +30,7 @@ def page(*bodies: Html) -> str:
 
 def whole_page(title: str, sections: list[tuple[str, Html]]) -> str:
     lead = html.pieces.paragraph("lead")
-    return html.filled("page.html", title=title, lead=lead, sections=sections)
+    return html.fill_template("page.html", title=title, lead=lead, sections=sections)
 
 
 def test_every_text_is_escaped(read):

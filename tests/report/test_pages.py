@@ -10,14 +10,14 @@ import torch
 import yaml
 
 import fedre_privacy as fp
+from fedre_privacy.benchmarking.benchmark import BenchmarkResult
+from fedre_privacy.benchmarking.jobs import Place
+from fedre_privacy.benchmarking.results import frame, over_seeds
+from fedre_privacy.benchmarking.sweep import run_job
+from fedre_privacy.benchmarking.variants import plan_jobs, read_sweep
 from fedre_privacy.cli import attack as attack_command
-from fedre_privacy.pages.attack import attack_page, write_attack_report
-from fedre_privacy.pages.benchmark import write_benchmark_report
-from fedre_privacy.study.benchmark import BenchmarkResult
-from fedre_privacy.study.description import planned, read_sweep
-from fedre_privacy.study.jobs import Place
-from fedre_privacy.study.results import frame, over_seeds
-from fedre_privacy.study.sweep import run_job
+from fedre_privacy.reports.attack import attack_page, write_attack_report
+from fedre_privacy.reports.benchmark import write_benchmark_report
 
 
 def words(reader) -> str:
@@ -115,7 +115,7 @@ def compared(runs):
     """Two trainings with a label attack, and one that is said to have failed."""
     wanted = read_sweep(SWEEP, BASE, name="")
     place = Place(runs / "benchmarks" / "small", runs)
-    jobs = planned(wanted)
+    jobs = plan_jobs(wanted)
     results = [run_job(jobs[0], place, torch.device("cpu"), attack_page)]
     results.append(
         {**jobs[1].plain(), "attacks": [], "status": "failed", "failure": "too <much>",
@@ -146,8 +146,8 @@ def test_a_benchmarks_page_says_everything(compared, read):
 def test_a_benchmarks_settings_repeat_it(compared):
     result, wanted, _ = compared
     sweep = yaml.safe_load((result.folder / "sweep.yaml").read_text(encoding="utf-8"))
-    again = planned(read_sweep(sweep, {}, name=""))
-    assert [job.name for job in again] == [job.name for job in planned(wanted)]
+    again = plan_jobs(read_sweep(sweep, {}, name=""))
+    assert [job.name for job in again] == [job.name for job in plan_jobs(wanted)]
     page = (result.folder / "report.html").read_text(encoding="utf-8")
     assert "fedre-benchmark sweep.yaml --out . --runs-dir ../.." in page
 

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedre_privacy.blocks.traffic import Count, Sizes
 from fedre_privacy.cli import benchmark, communication
 from fedre_privacy.cli.output import table_lines
 from fedre_privacy.core.errors import DamagedInputError, MissingInputError
@@ -23,16 +22,22 @@ from fedre_privacy.federation.ledger import Traffic, measure
 from fedre_privacy.federation.recorder import read_messages
 from fedre_privacy.models.families import count_parameters
 from fedre_privacy.protocols.base import protocols
+from fedre_privacy.protocols.blocks.traffic import Count, Sizes
 from fedre_privacy.protocols.fedgen import FedGen
 from fedre_privacy.reproduction import communication as comm
 from fedre_privacy.reproduction.communication import ReportedCell
+from fedre_privacy.reproduction.data_shares import Shares, read_labels, share_out
+from fedre_privacy.reproduction.measured_traffic import (
+    MeasuredTraffic,
+    Spread,
+    measure_traffic,
+    sizes_of_run,
+)
 from fedre_privacy.reproduction.published_tables import DATA_SETS, TABLE_2, TABLE_11
-from fedre_privacy.reproduction.recorded import Measured, Spread, measured, sizes_of_run
-from fedre_privacy.reproduction.shares import Shares, read_labels, share_out
-from fedre_privacy.runs.resolving import resolve_training
+from fedre_privacy.runs.resolution import resolve_training
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.training import train
-from fedre_privacy.runs.verifying import verify
+from fedre_privacy.runs.verification import verify
 
 # --- formulas against what was serialised ----------------------------------------------------
 
@@ -98,7 +103,7 @@ def test_formula_is_what_the_ledger_measured(protocol: str, tmp_path: Path) -> N
     before = traffic(run, 0)
     agree(exchange.once_up, before[0])
     agree(exchange.once_down, before[1])
-    shown = measured(run)
+    shown = measure_traffic(run)
     assert shown.paper["up"] == Spread.of([up.scalars_paper] * 2)
     assert shown.complete["down"] == Spread.of([down.scalars_complete])
     assert shown.nbytes["down"] == Spread.of([down.nbytes])
@@ -128,7 +133,7 @@ def low_rank(run: Run) -> None:
 
 def test_partial_participation_has_no_formula(tmp_path: Path) -> None:
     run = recorded(tmp_path, "fedre", join_ratio=0.7)
-    assert sizes_of_run(run) is None and measured(run).formula is None
+    assert sizes_of_run(run) is None and measure_traffic(run).formula is None
 
 
 def test_fd_as_the_libraries_do_it_sends_no_contributors(
@@ -181,7 +186,7 @@ def test_108_cells_are_exact_to_the_printed_digits(cells: list[ReportedCell]) ->
             assert cell.paper is not None
             assert f"{cell.paper / 1000:.2f}" == f"{cell.published:.2f}", cell
             assert cell.status == "exact"
-    statuses = comm.counted([cell.status for cell in cells])
+    statuses = comm.count_statuses([cell.status for cell in cells])
     assert statuses == {"exact": 108, "consistent": 6, "run-dependent": 12}
 
 
@@ -247,7 +252,7 @@ def test_numbers_of_the_models_named_in_the_text(shares: dict[str, Shares]) -> N
     size = count_parameters("resnet18", (3, 64, 64), 200)["total"]
     facts = replace(comm.sizes_of("tinyimagenet", shares["tinyimagenet"]), dim=512, model=size)
     up = {name: comm.scalars(name, facts).up for name in ("fedavg", "fedgh", "fedre", "lg-fedavg")}
-    thousands = {name: comm.printed(count.paper) for name, count in up.items() if count}
+    thousands = {name: comm.printed_scalars(count.paper) for name, count in up.items() if count}
     assert thousands == {
         "fedavg": "112791.12", "fedgh": "479.74", "fedre": "5.12", "lg-fedavg": "1026.00"
     }  # fmt: skip
@@ -314,7 +319,7 @@ def test_the_whole_table_as_text_and_csv(tmp_path: Path, cells: list[ReportedCel
 def test_rows_fit_a_hundred_columns(cells: list[ReportedCell]) -> None:
     for key in DATA_SETS:
         own = [cell for cell in cells if cell.data_set == key]
-        lines = table_lines(communication._merged(own))
+        lines = table_lines(communication._merge_cells(own))
         assert max(map(len, lines)) <= 100 and len(lines) == 1 + 29
 
 
@@ -412,7 +417,7 @@ def test_measured_runs_are_shown_beside_their_formula(tmp_path: Path) -> None:
 
 def test_a_run_of_the_same_setting_is_noted_at_its_cell(cells: list[ReportedCell]) -> None:
     sent = {"up": Spread(3_000_000.0, 2_000_000, 4_000_000), "down": None}
-    run = Measured(
+    run = MeasuredTraffic(
         "kd", "fedkd", "cifar10", "homogeneous", 10, "", 1, paper=sent, complete=sent, nbytes=sent
     )
     noted = [cell for cell in cells if "measured" in communication._with_runs(cell, [run]).note]
@@ -426,14 +431,14 @@ def test_runs_that_are_refused(tmp_path: Path) -> None:
     run = recorded(tmp_path, "local")
     (run.folder / "metrics.csv").write_text("round,loss\n1,2\n")
     with pytest.raises(DamagedInputError, match="metrics.csv is not the file that was recorded"):
-        measured(Run(run.folder))
+        measure_traffic(Run(run.folder))
     verify(run.folder, accept=True)
     with pytest.raises(DamagedInputError, match="is not the ledger of a run"):
-        measured(Run(run.folder))
+        measure_traffic(Run(run.folder))
     record = json.loads((run.folder / "record.json").read_text())
     (run.folder / "record.json").write_text(json.dumps({**record, "status": "partial"}))
     with pytest.raises(MissingInputError, match="training did not finish"):
-        measured(Run(run.folder))
+        measure_traffic(Run(run.folder))
 
 
 def test_facts_count_the_training_samples_alone() -> None:

@@ -61,7 +61,7 @@ def test_each_seed_gives_every_method_the_same_start(monkeypatch):
         seen[-1] += [c.train.images for c in clients]
         return [{}]
 
-    monkeypatch.setattr(loop, "run", look)
+    monkeypatch.setattr(loop, "run_rounds", look)
     for protocol in methods(SMALL.server).values():
         train_toy(protocol, SMALL, 5)
     train_toy(methods(SMALL.server)["Local"], SMALL, 6)
@@ -81,7 +81,7 @@ def test_each_seed_gives_every_method_the_same_start(monkeypatch):
 )
 def test_uploads_are_as_many_as_the_paper_says(monkeypatch, heading, kind, rows):
     kept = []
-    original = loop.run
+    original = loop.run_rounds
 
     def run(*given, **options):
         def keep(round, clients, emissions):
@@ -89,7 +89,7 @@ def test_uploads_are_as_many_as_the_paper_says(monkeypatch, heading, kind, rows)
 
         return original(*given, **{**options, "keep": keep})
 
-    monkeypatch.setattr(loop, "run", run)
+    monkeypatch.setattr(loop, "run_rounds", run)
     train_toy(methods(SMALL.server)[heading], SMALL, 0)
     assert len(kept) == 2
     for artifacts in kept:

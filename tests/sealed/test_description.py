@@ -10,9 +10,9 @@ import fedre_privacy as fp
 from fedre_privacy.attacks.base import attacks
 from fedre_privacy.core.config import knobs, plain
 from fedre_privacy.core.errors import ConfigError, FedreError, IncompatibleError
-from fedre_privacy.runs.resolving import resolve_attack
-from fedre_privacy.sealed import sandbox
-from fedre_privacy.sealed.door import described
+from fedre_privacy.runs.resolution import resolve_attack
+from fedre_privacy.sandbox import bubblewrap as sandbox
+from fedre_privacy.sandbox.client import describe_attack
 
 APART = "process" if sandbox.refusal() else "strict"
 HEAD = """
@@ -27,7 +27,7 @@ from fedre_privacy.core.types import Knowledge
 """
 
 CHEAT = """
-from fedre_privacy.play.questions.membership import MembershipQuestion
+from fedre_privacy.experiments.questions.membership import MembershipQuestion
 
 def cheated(self, trial, outcome):
     raise SystemExit("the evaluator ran an attack's code")
@@ -64,7 +64,7 @@ class Zeros(Attack):
 def module(tmp_path, monkeypatch):
     """Write a module of one's own; forget it afterwards."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    described.cache_clear()
+    describe_attack.cache_clear()
 
     def write(name, text):
         (tmp_path / f"{name}.py").write_text(text)
@@ -98,7 +98,7 @@ def test_settings_are_those_of_the_class(run, module):
     module("importer", ZEROS)
     name = "importer:Zeros"
     fp.attack(run, name, target="membership", isolation=APART)  # typed, so that files may name it
-    kind = described(name)
+    kind = describe_attack(name)
     assert {one.name: one.bounds for one in knobs(kind)} == {
         "steps": ">= 1 and <= 9", "names": "", "rate": "> 0", "kind": "one of x, y",
         "by": "one of " + ", ".join(attacks.names()),

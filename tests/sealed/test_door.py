@@ -27,10 +27,13 @@ from fedre_privacy.core.errors import (
 )
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Observation, Upload
-from fedre_privacy.sealed import attacker, door, process, sandbox
-from fedre_privacy.sealed.door import PROCESS, SAME, STRICT, chosen, play, strictest
-from fedre_privacy.sealed.line import BrokenLine, Line
-from fedre_privacy.sealed.modules import Modules
+from fedre_privacy.sandbox import bubblewrap as sandbox
+from fedre_privacy.sandbox import client as door
+from fedre_privacy.sandbox import process
+from fedre_privacy.sandbox import worker as attacker
+from fedre_privacy.sandbox.channel import BrokenLine, Line
+from fedre_privacy.sandbox.client import PROCESS, SAME, STRICT, choose_isolation, play, strictest
+from fedre_privacy.sandbox.module_recipes import Modules
 from fedre_privacy.threats.base import threats
 
 needs_sandbox = pytest.mark.skipif(
@@ -320,19 +323,19 @@ def test_an_interrupted_attack_leaves_no_process(run_plugin):
 
 def test_where_an_attack_runs(monkeypatch):
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    assert chosen("auto", gpu) == SAME
+    assert choose_isolation("auto", gpu) == SAME
     for asked in (STRICT, PROCESS):
         with pytest.raises(ConfigError, match="--device cpu"):
-            chosen(asked, gpu)
+            choose_isolation(asked, gpu)
     monkeypatch.setattr(door, "strictest", strictest)
     monkeypatch.setattr(sandbox, "refusal", lambda: "")
-    assert chosen("auto", cpu) == STRICT
+    assert choose_isolation("auto", cpu) == STRICT
     monkeypatch.setattr(sandbox, "refusal", lambda: "which is not installed here")
-    assert chosen("auto", cpu) == PROCESS
+    assert choose_isolation("auto", cpu) == PROCESS
     with pytest.raises(ConfigError, match="(?s)bubblewrap, which.*apt install.*isolation process"):
-        chosen(STRICT, cpu)
+        choose_isolation(STRICT, cpu)
     with pytest.raises(ConfigError, match="Did you mean 'strict'"):
-        chosen("strickt", cpu)
+        choose_isolation("strickt", cpu)
 
 
 def test_a_line_carries_texts_and_tensors():
@@ -433,6 +436,6 @@ def _environments_and_commands() -> list[str]:
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             command = (place / "cmdline").read_text()
-            attack = "sealed.attacker" in command
+            attack = "sandbox.worker" in command
             out.append((place / "environ").read_text() if attack else command)
     return out

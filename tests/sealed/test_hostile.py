@@ -15,20 +15,20 @@ from typing import Any
 import pytest
 
 from fedre_privacy.attacks.base import Context
-from fedre_privacy.blocks.state import Samples, client_secret
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.outcomes import Reconstruction
-from fedre_privacy.core.registry import typed
+from fedre_privacy.core.registry import allow_module_paths
 from fedre_privacy.core.rng import derive
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.entanglement.base import Draw
-from fedre_privacy.play.attack import attack, prepare_attack
-from fedre_privacy.play.targets import TargetSource, evaluator_secret
-from fedre_privacy.runs.resolving import resolve_attack, resolve_training
+from fedre_privacy.experiments.attack import attack, prepare_attack
+from fedre_privacy.experiments.targets import TargetSource, evaluator_secret
+from fedre_privacy.protocols.blocks.state import Samples, client_secret
+from fedre_privacy.runs.resolution import resolve_attack, resolve_training
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.training import train
-from fedre_privacy.sealed import sandbox
-from fedre_privacy.sealed.door import play
+from fedre_privacy.sandbox import bubblewrap as sandbox
+from fedre_privacy.sandbox.client import play
 
 needs_sandbox = pytest.mark.skipif(
     bool(sandbox.refusal()), reason=f"no sandbox: bubblewrap, {sandbox.refusal()}"
@@ -61,7 +61,7 @@ def played(run: Run, isolation: str, folder: Path, told: str = "") -> dict[str, 
     problems: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
-        typed("hostile:Hostile")
+        allow_module_paths("hostile:Hostile")
         patch.chdir(run.folder)
         patch.setenv("FEDRE_SECRET_PLACE", str(run.folder))
         settings = resolve_attack(
@@ -215,7 +215,7 @@ def test_an_attack_that_dies_is_said_and_can_go_on(run, tmp_path, monkeypatch):
         "        os.kill(os.getpid(), 9)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    typed("dying:Dying")
+    allow_module_paths("dying:Dying")
     problems: list[str] = []
     settings = resolve_attack({"attack": {"name": "dying:Dying", "steps": 2}}, {}, problems)
     assert settings is not None, problems

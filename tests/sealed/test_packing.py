@@ -13,15 +13,15 @@ from fedre_privacy.core.artifacts import Artifact, Counts, EntangledRep, HeadSta
 from fedre_privacy.core.channels import (
     NOTHING,
     PLACES,
-    Bound,
     Channel,
+    ClippingStep,
     Masking,
     Noise,
     NoisySteps,
     RandomRounding,
     Rounding,
     Smoothing,
-    Summed,
+    SummingStep,
     UnknownNoise,
 )
 from fedre_privacy.core.config import plain
@@ -30,29 +30,35 @@ from fedre_privacy.core.types import (
     Broadcast,
     Candidates,
     KnownDefense,
-    LocalTraining,
+    LocalTrainingFacts,
     Observation,
     Property,
     Upload,
 )
-from fedre_privacy.federation.rehearsal import Rehearsed
+from fedre_privacy.federation.shadow_training import ShadowTraining
 from fedre_privacy.models.families import ModelSettings, build_model
-from fedre_privacy.sealed.modules import EXTRACTOR, Held, Modules, Recipe
-from fedre_privacy.sealed.packing import HEAD, pack, unpack
+from fedre_privacy.sandbox.module_recipes import EXTRACTOR, LazyModule, Modules, Recipe
+from fedre_privacy.sandbox.observation_files import HEAD, pack, unpack
 from fedre_privacy.threats.base import threats
 
 SHAPE = (1, 16, 16)
 EVERY_STEP = Channel(
-    each=(Bound(1.5),),
-    rows=(Bound(1.0), Masking(2.0), Noise(0.3, per_row=True), UnknownNoise(), RandomRounding(4)),
+    each=(ClippingStep(1.5),),
+    rows=(
+        ClippingStep(1.0),
+        Masking(2.0),
+        Noise(0.3, per_row=True),
+        UnknownNoise(),
+        RandomRounding(4),
+    ),
     updates=(Noise(0.1, per_number=True), Masking()),
     encoding=(Smoothing(0.1), Rounding(6)),
     training=(NoisySteps(1.0, 0.5),),
-    round=(Summed(),),
+    round=(SummingStep(),),
 )
 
 
-REHEARSED = Rehearsed(
+REHEARSED = ShadowTraining(
     protocol={"name": "fedgh"},
     model=plain(ModelSettings(dim=8)),
     training={"clients": 2, "lr": 0.1},
@@ -84,16 +90,16 @@ def whole(model: nn.Module) -> Observation:
         targets=(means,),
         uploads=(means, mixed),
         broadcasts=(Broadcast(2, (0, 1), (HeadState({"weight": torch.rand(10, 8)}),)),),
-        extractors=Modules({(1, 2): Held(recipe(), lambda: state)}),
+        extractors=Modules({(1, 2): LazyModule(recipe(), lambda: state)}),
         image_shape=SHAPE,
         num_classes=10,
         aux=torch.rand(4, *SHAPE),
         aux_labels=torch.arange(4),
-        training=LocalTraining(0.1, 2, 8, {0: 5, -1: 9}),
+        training=LocalTrainingFacts(0.1, 2, 8, {0: 5, -1: 9}),
         candidates=Candidates(torch.rand(3, *SHAPE), torch.arange(3), torch.arange(3)),
-        models=Modules({(1, 2): Held(recipe("model"), model.state_dict)}),
+        models=Modules({(1, 2): LazyModule(recipe("model"), model.state_dict)}),
         images_per_target=3,
-        initial=Modules({(1, 0): Held(recipe("model"), model.state_dict)}),
+        initial=Modules({(1, 0): LazyModule(recipe("model"), model.state_dict)}),
         rehearse=REHEARSED,
         properties=(Property("dark", 0.5, darker=(0.1, 0.2)), Property("large", 0.3, label=1)),
         defenses=(
@@ -138,7 +144,7 @@ def test_a_channel_with_every_step_is_the_one_that_is_packed():
     assert held == {kind for kinds in PLACES.values() for kind in kinds}
     assert Channel.from_plain(json.loads(json.dumps(EVERY_STEP.plain()))) == EVERY_STEP
     with pytest.raises(TypeError, match=r"Channel.encoding was given Bound.*; it holds Smoothing"):
-        Channel(encoding=(Bound(1.0),))
+        Channel(encoding=(ClippingStep(1.0),))
 
 
 def test_no_tensor_is_a_view_into_something_larger(whole, tmp_path):
@@ -161,7 +167,7 @@ def test_modules_without_a_recipe_are_refused(whole, model, tmp_path):
 
 
 def test_a_state_that_does_not_fit_is_said():
-    modules = Modules({(0, 1): Held(recipe(), lambda: {"x": torch.zeros(1)})})
+    modules = Modules({(0, 1): LazyModule(recipe(), lambda: {"x": torch.zeros(1)})})
     with pytest.raises(DamagedInputError, match="client 0 in round 1"):
         modules[0, 1]
     with pytest.raises(KeyError):

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from fedre_privacy.sealed import sandbox
+from fedre_privacy.sandbox import bubblewrap as sandbox
 
 HERE = Path(__file__).parent
 PYTHON = shutil.which("python3", path="/usr/bin") or ""
@@ -179,7 +179,7 @@ def test_a_sandbox_shows_its_roots_around_what_is_hidden(tmp_path):
 
     def found(*roots: Path, seen: Path | None = None) -> str:
         inside = [PYTHON, "-c", code]
-        command = sandbox.command(inside, roots, seen, sandbox.covered(roots, hidden))
+        command = sandbox.command(inside, roots, seen, sandbox.hidden_paths(roots, hidden))
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     files = [kept, data]
@@ -187,8 +187,8 @@ def test_a_sandbox_shows_its_roots_around_what_is_hidden(tmp_path):
     assert found(tmp_path / "link") == f"{files} True"
     assert found(root, root / "runs" / "venv") == f"{[*files, str(root / 'runs/venv/file')]} True"
     hidden += [root / "runs" / "one"]
-    assert sandbox.covered([tmp_path / "link"], hidden) == [root / "data.npz", root / "runs"]
-    assert sandbox.covered([root / "code"], hidden) == []
+    assert sandbox.hidden_paths([tmp_path / "link"], hidden) == [root / "data.npz", root / "runs"]
+    assert sandbox.hidden_paths([root / "code"], hidden) == []
 
 
 def test_what_does_not_work_is_said(monkeypatch):

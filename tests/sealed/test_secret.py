@@ -146,8 +146,8 @@ def test_a_changed_secret_is_noticed(tmp_path, forgets):
 
 def test_what_an_attacker_is_told_of_training_names_no_secret(tmp_path, forgets):
     run = trained(tmp_path / "runs", secret="new")
-    from fedre_privacy.play.attack import prepare_attack
-    from fedre_privacy.runs.resolving import resolve_attack
+    from fedre_privacy.experiments.attack import prepare_attack
+    from fedre_privacy.runs.resolution import resolve_attack
 
     settings = resolve_attack({"target": "membership", "threat": "strong"}, {}, [])
     trial = prepare_attack(run, settings)

@@ -12,7 +12,7 @@ from fedre_privacy.core.artifacts import Prototypes
 from fedre_privacy.core.outcomes import MembershipScores
 from fedre_privacy.core.rng import derive, secret
 from fedre_privacy.core.types import Knowledge
-from fedre_privacy.partition.base import split
+from fedre_privacy.partition.base import split_clients
 from fedre_privacy.partition.pra import PRA
 
 GUESSES = range(20)
@@ -39,7 +39,7 @@ class Thief(Attack):
         rows = [numbers[image.tobytes()] for image in wanted]
         clients = 1 + max(upload.client for upload in observation.uploads)
         for guess in GUESSES:
-            shares = split(PRA(alpha=0.1), np.array(LABELS), clients, guess)
+            shares = split_clients(PRA(alpha=0.1), np.array(LABELS), clients, guess)
             parts = [torch.from_numpy(own) for own in (*shares.train, *shares.test)]
             evaluator = secret(0, f"evaluator of {SHA256}", *parts)
             if derive(evaluator, "attack") == context.seed:

@@ -18,7 +18,7 @@ import pytest
 
 import fedre_privacy as fp
 from fedre_privacy.api import AttackResult, Run
-from fedre_privacy.auditing.recorded import RunAudit
+from fedre_privacy.auditing.recorded_run import RunAudit
 
 TINY = {"data.size": 16, "data.per_class": 12, "record.keep_every": 1}
 

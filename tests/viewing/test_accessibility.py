@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from fedre_privacy.pages.benchmark import write_benchmark_report
-from fedre_privacy.study.benchmark import BenchmarkResult
-from fedre_privacy.study.description import read_sweep
-from fedre_privacy.study.results import frame, over_seeds
-from fedre_privacy.viewing.page import view
+from fedre_privacy.benchmarking.benchmark import BenchmarkResult
+from fedre_privacy.benchmarking.results import frame, over_seeds
+from fedre_privacy.benchmarking.variants import read_sweep
+from fedre_privacy.reports.benchmark import write_benchmark_report
+from fedre_privacy.reports.viewer.page import view
 
 pytestmark = pytest.mark.slow
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedre_privacy.eval.intervals import clustered, ends
-from fedre_privacy.viewing.entries import Entry, Score, Targets
-from fedre_privacy.viewing.page import view, write_page
-from fedre_privacy.viewing.pictures import sheets
-from fedre_privacy.viewing.reading import collect
+from fedre_privacy.eval.intervals import cluster_means, ends
+from fedre_privacy.reports.viewer.entries import ResultEntry, Score, Targets
+from fedre_privacy.reports.viewer.page import view, write_page
+from fedre_privacy.reports.viewer.pictures import sheets
+from fedre_privacy.reports.viewer.reader import collect
 
 pytestmark = pytest.mark.slow
 
@@ -122,7 +122,7 @@ def test_two_attacks_are_compared_target_by_target(page, small, browse):
         cells = browser.run("[...document.querySelectorAll('main td')].map(c => c.textContent)")
         clients = torch.tensor(small.linear.frame()["client"].to_numpy())
         gap = torch.tensor((small.linear.frame()["psnr"] - small.pixel.frame()["psnr"]).to_numpy())
-        low, high = ends(clustered(gap[:, None], clients))
+        low, high = ends(cluster_means(gap[:, None], clients))
         base = browser.run("document.querySelectorAll('select')[1].selectedOptions[0].textContent")
         sign = 1 if base.startswith("pixel") else -1
         ordered = sorted((sign * low, sign * high))
@@ -227,7 +227,7 @@ def test_pictures_in_a_folder_are_shown_too(small, tmp_path, browse):
 
 def test_a_strangers_text_runs_nothing(tmp_path, browse):
     evil = '</script><script>window.evil=1</script><img src=x onerror="window.evil=1">'
-    entry = Entry(
+    entry = ResultEntry(
         "attack", f"a/{evil}", "partial", evil, {"protocol": evil, "attack": evil}, because=evil,
         facts={evil: evil}, flags={evil: evil}, settings={"x": evil},
         score=Score(evil, 1.0, evil),
@@ -261,7 +261,7 @@ def many(count: int, seed: int) -> Targets:
 
 def test_ten_thousand_targets_open_in_two_seconds(tmp_path, browse):
     entries = [
-        Entry("attack", f"run/attacks/{name}", "complete", facets={"attack": name},
+        ResultEntry("attack", f"run/attacks/{name}", "complete", facets={"attack": name},
               targets=many(10_000, seed))
         for seed, name in enumerate(("one", "two"))
     ]  # fmt: skip
@@ -287,7 +287,7 @@ def test_ten_thousand_targets_open_in_two_seconds(tmp_path, browse):
 
 def test_a_thousand_runs_are_listed(tmp_path, browse):
     entries = [
-        Entry("run", f"run-{i:04d}", "complete", facets={"protocol": f"p{i % 7}"}, seed=i,
+        ResultEntry("run", f"run-{i:04d}", "complete", facets={"protocol": f"p{i % 7}"}, seed=i,
               accuracy=(i * 37 % 1000) / 1000)
         for i in range(1000)
     ]  # fmt: skip
@@ -325,7 +325,7 @@ def test_intervals_in_the_page_are_those_of_the_library(page, browse):
             found = browser.run(f"(() => {{ const r = intervals.clustered(...{given}); return "
                                 "[r.mean, r.low, r.high].map(v => Number.isNaN(v) ? null : v); "
                                 "})()")  # fmt: skip
-            wanted = ends(clustered(values[:, None], clusters), bounds)
+            wanted = ends(cluster_means(values[:, None], clusters), bounds)
             assert found[0] == pytest.approx(float(values.mean()), abs=1e-10)
             if wanted is None:
                 assert found[1:] == [None, None]

@@ -8,10 +8,10 @@ import pytest
 
 import fedre_privacy as fp
 from fedre_privacy.publish.claims import read_claim
-from fedre_privacy.publish.format import sealed, write
+from fedre_privacy.publish.format import hash_content, write
 from fedre_privacy.publish.leaderboard import write_leaderboard
 from fedre_privacy.publish.names import SCORES, TOLERANCE
-from fedre_privacy.publish.repeating import plan, verified
+from fedre_privacy.publish.repetition import plan, verify_claim
 
 pytestmark = pytest.mark.slow
 
@@ -41,12 +41,12 @@ def page(small, tmp_path_factory) -> Path:
         if result is small.labels:
             continue
         wanted = plan(claim, run=small.run.folder, part=SCORES)
-        done = verified(wanted, small.run, result, tolerance=TOLERANCE, by="Bob")
+        done = verify_claim(wanted, small.run, result, tolerance=TOLERANCE, by="Bob")
         if result is small.pixel:
             lie = {name: getattr(claim, name) for name in claim.__struct_fields__}
-            claim = sealed(type(claim), {**lie, "verdict": "leaks everything"})
+            claim = hash_content(type(claim), {**lie, "verdict": "leaks everything"})
             write(path, claim)
-            done = verified(plan(claim, run=small.run.folder, part=SCORES), small.run, result,
+            done = verify_claim(plan(claim, run=small.run.folder, part=SCORES), small.run, result,
                             tolerance=TOLERANCE, by="Bob")  # fmt: skip
         write(path.with_suffix(".verification.json"), done)
     (folder / "broken.json").write_text("{" + "x" * 300)

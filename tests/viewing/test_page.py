@@ -14,9 +14,9 @@ import pytest
 from PIL import Image
 
 from fedre_privacy.cli import view as command
-from fedre_privacy.viewing.entries import Entry, Table
-from fedre_privacy.viewing.page import view, write_page
-from fedre_privacy.viewing.reading import collect
+from fedre_privacy.reports.viewer.entries import ResultEntry, Table
+from fedre_privacy.reports.viewer.page import view, write_page
+from fedre_privacy.reports.viewer.reader import collect
 
 BLOCK = re.compile(r'<script type="([a-z/]+)" id="([0-9a-z]+)">([^<]*)</script>')
 
@@ -123,7 +123,7 @@ EVIL = '</script><script>document.title="evil"</script><img src=x onerror=alert(
 
 
 def test_text_of_strangers_ends_nothing_and_hides_nothing(tmp_path):
-    entry = Entry(
+    entry = ResultEntry(
         "attack", f"a/{EVIL}", "damaged", EVIL, {"protocol": EVIL, "verdict": EVIL}, because=EVIL,
         flags={EVIL: EVIL}, facts={EVIL: EVIL}, tables=(Table(EVIL, [{EVIL: EVIL}]),),
         settings={"x": EVIL},

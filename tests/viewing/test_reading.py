@@ -15,15 +15,15 @@ import fedre_privacy as fp
 from fedre_privacy.core import files
 from fedre_privacy.core.errors import MissingInputError
 from fedre_privacy.core.types import Mixture, Truth
-from fedre_privacy.eval.intervals import clustered, ends
+from fedre_privacy.eval.intervals import cluster_means, ends
 from fedre_privacy.eval.matching import support_marks
-from fedre_privacy.viewing.attacks import _because
-from fedre_privacy.viewing.entries import Entry, Sheets
-from fedre_privacy.viewing.pictures import sheets
-from fedre_privacy.viewing.reading import collect
+from fedre_privacy.reports.viewer.attacks import _because
+from fedre_privacy.reports.viewer.entries import ResultEntry, Sheets
+from fedre_privacy.reports.viewer.pictures import sheets
+from fedre_privacy.reports.viewer.reader import collect
 
 
-def found(entries: list[Entry], path: str) -> Entry:
+def found(entries: list[ResultEntry], path: str) -> ResultEntry:
     return next(entry for entry in entries if entry.path == path)
 
 
@@ -116,7 +116,7 @@ def test_attacks_on_the_same_truth_are_paired(small):
     kept = np.array(other.columns["psnr"]) - np.array(one.columns["psnr"])
     assert np.allclose(gap, kept, atol=1e-6)
     clients = torch.tensor(small.linear.frame()["client"].to_numpy())
-    assert ends(clustered(torch.tensor(gap)[:, None], clients)) is not None
+    assert ends(cluster_means(torch.tensor(gap)[:, None], clients)) is not None
 
 
 def truth_of(images: torch.Tensor, members: list[list[int]]) -> Truth:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...core.config import knob
-from ...core.errors import ConfigError, unknown
+from ...core.errors import ConfigError, unknown_name
 from .base import Architecture, architectures, set_channels
 
 STEMS = ("imagenet", "small")
@@ -53,7 +53,7 @@ class ResNet(Architecture):
 
     def __post_init__(self) -> None:
         if self.stem not in STEMS:
-            raise ConfigError(unknown("stem", self.stem, STEMS))
+            raise ConfigError(unknown_name("stem", self.stem, STEMS))
 
     def backbone(self, image_shape: tuple[int, int, int]) -> tuple[nn.Module, int]:
         from torchvision.models import resnet

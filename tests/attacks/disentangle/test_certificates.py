@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from fedre_privacy.attacks.mixtures.certificates import certified
-from fedre_privacy.attacks.mixtures.gaussian import condition, held_out
-from fedre_privacy.attacks.mixtures.linear import Solved, least_squares
+from fedre_privacy.attacks.mixtures.certificates import certify_prototypes
+from fedre_privacy.attacks.mixtures.gaussian_solver import condition, held_out
+from fedre_privacy.attacks.mixtures.linear_solver import SolvedPrototypes, least_squares
 from fedre_privacy.attacks.mixtures.mixing import Mixing
 from fedre_privacy.attacks.mixtures.random_walk import random_walk, walk_models
 
@@ -47,15 +47,15 @@ def test_right_answers_have_one_and_noise_and_wrong_weights_have_none(solver):
     for seed in range(5):
         made, truth = mixing(12, seed=seed)
         solved = solve(made, solver)
-        assert bool(certified(solved, made).all())
+        assert bool(certify_prototypes(solved, made).all())
         assert float(((solved.vectors - truth).norm(dim=1) / truth.norm(dim=1)).max()) < 0.05
         drawn = torch.randn(made.uploads.shape, generator=rng(seed), dtype=torch.float64)
         nothing = Mixing(0, made.rounds, made.classes, made.weights, 1 + drawn)
-        assert not bool(certified(solve(nothing, solver), nothing).any())
+        assert not bool(certify_prototypes(solve(nothing, solver), nothing).any())
         wrong = Mixing(0, made.rounds, made.classes, made.weights.roll(1, 0), made.uploads)
-        assert not bool(certified(solve(wrong, solver), wrong).any())
+        assert not bool(certify_prototypes(solve(wrong, solver), wrong).any())
         loud, _ = mixing(12, noise=0.5, seed=seed)
-        assert not bool(certified(solve(loud, solver), loud).any())
+        assert not bool(certify_prototypes(solve(loud, solver), loud).any())
 
 
 @pytest.mark.parametrize("solver", ["least-squares", "kalman"])
@@ -68,7 +68,7 @@ def test_certified_answers_are_right_where_some_are_not(solver):
         )  # fmt: skip
         solved = solve(made, solver)
         error = (solved.vectors - truth).norm(dim=1) / truth.norm(dim=1)
-        sure = certified(solved, made)
+        sure = certify_prototypes(solved, made)
         given += int(sure.sum())
         right += int((sure & (error <= 0.1)).sum())
         wrong += int((error > 0.1).sum())
@@ -77,14 +77,14 @@ def test_certified_answers_are_right_where_some_are_not(solver):
 
 def test_weights_without_rounds_to_spare_certify_nothing():
     made, _ = mixing(4)
-    exact = Solved(made.uploads, torch.zeros(4, dtype=torch.float64), 1.0)
-    assert not bool(certified(exact, made).any())
+    exact = SolvedPrototypes(made.uploads, torch.zeros(4, dtype=torch.float64), 1.0)
+    assert not bool(certify_prototypes(exact, made).any())
     same = Mixing(0, torch.arange(6), made.classes, made.weights[:1].repeat(6, 1), made.uploads)
-    assert same.rank == 1 and not bool(certified(exact, same).any())
+    assert same.rank == 1 and not bool(certify_prototypes(exact, same).any())
     enough, _ = mixing(6)
-    assert bool(certified(exact, enough).all())
-    untried = Solved(made.uploads, torch.zeros(4, dtype=torch.float64))
-    assert math.isnan(untried.predicted) and not bool(certified(untried, enough).any())
+    assert bool(certify_prototypes(exact, enough).all())
+    untried = SolvedPrototypes(made.uploads, torch.zeros(4, dtype=torch.float64))
+    assert math.isnan(untried.predicted) and not bool(certify_prototypes(untried, enough).any())
 
 
 def test_a_round_held_out_is_what_the_others_alone_predict():

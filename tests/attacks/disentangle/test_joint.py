@@ -12,7 +12,7 @@ from fedre_privacy.attacks.base import Context, attacks
 from fedre_privacy.attacks.dip import DeepImagePrior
 from fedre_privacy.attacks.joint_disentangle import JointDisentangle, prototype_views, spread
 from fedre_privacy.core.artifacts import Prototypes
-from fedre_privacy.core.channels import Bound, Channel, Masking
+from fedre_privacy.core.channels import Channel, ClippingStep, Masking
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import KnownDefense, Upload
@@ -145,7 +145,7 @@ def test_shortened_prototypes_are_matched_as_shortened_ones(trained):
     uploads = tuple(
         Upload(0, t + 1, (Prototypes(rows.float(), labels),)) for t, rows in enumerate(short)
     )
-    clip = KnownDefense("clip", {}, Channel(rows=(Bound(norm),)))
+    clip = KnownDefense("clip", {}, Channel(rows=(ClippingStep(norm),)))
     naive = replace(seen, uploads=uploads, targets=(uploads[-1],))
     attack = JointDisentangle(views=6, steps=120, tv=0.3, channels=(8,))
     told = attack(replace(naive, defenses=(clip,)))
@@ -166,7 +166,7 @@ def test_shortened_prototypes_are_matched_as_shortened_ones(trained):
 @pytest.mark.parametrize(
     "defense",
     [
-        KnownDefense("clip", {}, Channel(rows=(Bound(1.0),))),
+        KnownDefense("clip", {}, Channel(rows=(ClippingStep(1.0),))),
         KnownDefense("mask", {}, Channel(rows=(Masking(1.0),))),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedre_privacy.attacks.mixtures.linear import least_squares
+from fedre_privacy.attacks.mixtures.linear_solver import least_squares
 from fedre_privacy.attacks.mixtures.random_walk import random_walk
 from fedre_privacy.core.rng import stream
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedre_privacy.attacks.mixtures.aligned import align, aligned, images_of
-from fedre_privacy.attacks.mixtures.gaussian import condition, most_likely
-from fedre_privacy.attacks.mixtures.linear import choose_penalty, least_squares, ridge
+from fedre_privacy.attacks.mixtures.gaussian_solver import condition, most_likely
+from fedre_privacy.attacks.mixtures.linear_solver import choose_penalty, least_squares, ridge
 from fedre_privacy.attacks.mixtures.random_walk import random_walk, walk_models
+from fedre_privacy.attacks.mixtures.round_alignment import align, images_of, solve_aligned
 from fedre_privacy.core.rng import stream
 
 
@@ -163,7 +163,7 @@ def test_an_exact_map_between_rounds_makes_alignment_exact():
     wanted = truth @ turn[-1] + shift[-1]
     assert torch.allclose(carried.uploads, weights @ wanted, atol=1e-6)
     assert torch.equal(carried.errors[-1], torch.zeros(6)) and float(carried.errors.max()) < 1e-9
-    found = aligned(weights, carried, carried.uploads).vectors
+    found = solve_aligned(weights, carried, carried.uploads).vectors
     assert torch.allclose(found, wanted, atol=1e-4)
 
 

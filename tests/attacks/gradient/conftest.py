@@ -11,7 +11,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedre_privacy.core.artifacts import Artifact
-from fedre_privacy.core.types import Broadcast, LocalTraining, Observation, Upload
+from fedre_privacy.core.types import Broadcast, LocalTrainingFacts, Observation, Upload
 from fedre_privacy.models.split import Normalise, SplitModel
 from fedre_privacy.threats.base import threats
 
@@ -110,7 +110,7 @@ def watch() -> Callable[..., Observation]:
         *,
         size: int = 1,
         threat: str = "realistic",
-        training: LocalTraining | None = None,
+        training: LocalTrainingFacts | None = None,
         broadcasts: tuple[Broadcast, ...] = (),
         clients: Sequence[int] | None = None,
         shape: tuple[int, int, int] = SHAPE,

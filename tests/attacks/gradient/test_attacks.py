@@ -11,12 +11,12 @@ from scipy.optimize import linear_sum_assignment
 from torch import nn
 
 from fedre_privacy.attacks.base import Context, attacks, readers
-from fedre_privacy.attacks.gradient import signed
-from fedre_privacy.attacks.gradient.victims import by_statistics, victims_of
+from fedre_privacy.attacks.gradients import signed_search as signed
+from fedre_privacy.attacks.gradients.victims import by_statistics, victims_of
 from fedre_privacy.core.artifacts import GradientState, HeadState, ModelState, Representations
-from fedre_privacy.core.channels import Bound, Channel
+from fedre_privacy.core.channels import Channel, ClippingStep
 from fedre_privacy.core.errors import DivergedError, IncompatibleError
-from fedre_privacy.core.types import Broadcast, KnownDefense, LocalTraining, Upload
+from fedre_privacy.core.types import Broadcast, KnownDefense, LocalTrainingFacts, Upload
 from fedre_privacy.models.split import SplitModel
 from fedre_privacy.threats.base import threats
 
@@ -140,7 +140,7 @@ def test_steps_that_cannot_be_captured_run_one_by_one_and_say_so_once(
         sent = [GradientState(gradient_of(model, x, y)) for x, y in pairs]
     else:
         sent = [ModelState(trained(model, x, y, 0.1, 2)) for x, y in pairs]
-    training = LocalTraining(0.1, 2, 1, dict.fromkeys(range(9), 1))
+    training = LocalTrainingFacts(0.1, 2, 1, dict.fromkeys(range(9), 1))
     attack, seen = attacks.get(name)(steps=3, bn="eval"), watch(sent, model, training=training)
     plain, notes = attack(seen), []
     monkeypatch.setattr(signed, "capture_for", lambda device: Refuses())
@@ -168,7 +168,7 @@ def test_an_upload_of_nan_is_marked_and_leaves_the_others_alone(
 def test_a_missing_model_is_refused(name, small, smooth, gradient_of, watch):
     sent = gradient_of(smooth(), small[:1], torch.tensor([0]))
     artifact = ModelState(sent) if name == "update-inversion" else GradientState(sent)
-    training = LocalTraining(0.1, 1, 1, {0: 1})
+    training = LocalTrainingFacts(0.1, 1, 1, {0: 1})
     with pytest.raises(IncompatibleError, match="No model of client 0 in round 1"):
         attacks.get(name)()(watch([artifact], None, training=training))
 
@@ -285,7 +285,7 @@ def test_running_statistics_in_an_upload_tell_by_which_its_client_normalised(smo
 def test_updates_are_inverted_by_running_the_client_again(
     smooth, small, small_labels, trained, watch, psnr, epochs, size, batch_size
 ):
-    model, training = smooth(), LocalTraining(0.1, epochs, batch_size, {0: size})
+    model, training = smooth(), LocalTrainingFacts(0.1, epochs, batch_size, {0: size})
     after = trained(model, small[:size], small_labels[:size], 0.1, epochs)
     attack = attacks.get("update-inversion")(steps=200, tv=1e-4, bn="eval")
     found = attack(watch([ModelState(after)], model, size=size, training=training))
@@ -299,7 +299,7 @@ def test_too_many_local_steps_are_matched_as_one_gradient(
 ):
     model = smooth()
     after = trained(model, small[:1], small_labels[:1], 0.1, 5)
-    training = LocalTraining(0.1, 5, 1, {0: 1})
+    training = LocalTrainingFacts(0.1, 5, 1, {0: 1})
     attack = attacks.get("update-inversion")(steps=5, unroll=4, bn="eval", objective="l2rel")
     found = attack(watch([ModelState(after)], model, training=training))
     assert "1 clients matched as one gradient" in found.stopped_because
@@ -314,7 +314,7 @@ def test_a_gradient_on_the_path_explains_many_steps_better_than_one_at_the_start
     model, clients = smooth(), range(3)
     rows = [slice(2 * k, 2 * k + 2) for k in clients]
     sent = [trained(model, small[row], small_labels[row], 0.1, 5) for row in rows]
-    told = LocalTraining(0.1, 5, 2, dict.fromkeys(clients, 2))
+    told = LocalTrainingFacts(0.1, 5, 2, dict.fromkeys(clients, 2))
     wrong = replace(told, lr=0.3, epochs=40)
 
     def score(artifacts, training, **how):
@@ -345,7 +345,7 @@ def test_a_gradient_on_the_path_explains_many_steps_better_than_one_at_the_start
 def test_magnitudes_of_updates_are_not_compared(smooth, small, small_labels, trained, watch):
     model = smooth()
     after = trained(model, small[:1], small_labels[:1], 0.1, 2)
-    training = LocalTraining(0.1, 2, 1, {0: 1})
+    training = LocalTrainingFacts(0.1, 2, 1, {0: 1})
     with pytest.raises(IncompatibleError, match="compares magnitudes"):
         attacks.get("inverting-gradients")(objective="l2rel", bn="eval")(
             watch([ModelState(after)], model, training=training)
@@ -371,7 +371,7 @@ def observed_head(watch, before, after, lr, steps, size, **more):
     return watch(
         [HeadState(after)],
         None,
-        training=LocalTraining(lr, steps, size, {0: size}),
+        training=LocalTrainingFacts(lr, steps, size, {0: size}),
         broadcasts=(Broadcast(1, (0,), (HeadState(before),)),),
         size=0,
         **more,
@@ -426,7 +426,7 @@ def test_a_shortened_change_of_a_head_is_lengthened_again(watch):
     before, after = local_head(reps, labels, 0.1, 10)
     short = {name: before[name] + (after[name] - before[name]) / 6 for name in before}
     length = torch.cat([(short[name] - before[name]).flatten() for name in before]).norm()
-    clip = KnownDefense("clip", {}, Channel(updates=(Bound(float(length)),)))
+    clip = KnownDefense("clip", {}, Channel(updates=(ClippingStep(float(length)),)))
     naive = observed_head(watch, before, short, 0.1, 10, 60)
     simulate = attacks.get("head")(method="simulate")
     told = simulate(replace(naive, defenses=(clip,)))
@@ -490,7 +490,7 @@ def three_rounds(watch, client=0):
         uploads.append(Upload(client, number, (HeadState(after),)))
         broadcasts.append(Broadcast(number, (client,), (HeadState(before),)))
     seen = watch(
-        [HeadState(after)], None, training=LocalTraining(0.1, 5, 12, {0: 60, 1: 60}), size=0
+        [HeadState(after)], None, training=LocalTrainingFacts(0.1, 5, 12, {0: 60, 1: 60}), size=0
     )
     seen = replace(
         seen, targets=tuple(uploads[-1:]), uploads=tuple(uploads), broadcasts=tuple(broadcasts)
@@ -532,7 +532,7 @@ def test_rounds_of_other_clients_and_broken_ones_are_not_used(watch):
 
 def test_a_head_without_a_start_is_refused(watch):
     before, after = local_head(torch.rand(2, 8), torch.tensor([0, 1]), 0.1, 1)
-    seen = watch([HeadState(after)], None, training=LocalTraining(0.1, 1, 2, {0: 2}), size=0)
+    seen = watch([HeadState(after)], None, training=LocalTrainingFacts(0.1, 1, 2, {0: 2}), size=0)
     with pytest.raises(IncompatibleError, match="never broadcast"):
         attacks.get("head")()(seen)
 
@@ -542,7 +542,7 @@ def test_a_gradient_tells_the_representation_of_its_only_image(
 ):
     model = smooth()
     sent = gradient_of(model, small[:1], small_labels[:1])
-    seen = watch([GradientState(sent)], model, training=LocalTraining(0.1, 1, 1, {0: 1}))
+    seen = watch([GradientState(sent)], model, training=LocalTrainingFacts(0.1, 1, 1, {0: 1}))
     found = attacks.get("head")(method="ratio")(seen)
     assert found.labels.tolist() == small_labels[:1].tolist()
     torch.testing.assert_close(found.vectors, model.extractor(small[:1]), rtol=1e-3, atol=1e-4)
@@ -566,7 +566,7 @@ def trained_on_digits(dense, small, small_labels, trained, watch):
         reps = torch.func.functional_call(model.extractor, extractor, (small[rows],))
         means = torch.stack([reps[small_labels[rows] == c].mean(0) for c in classes])
         truth.append((means.detach(), list(classes)))
-    training = LocalTraining(0.1, 4, 64, sizes)
+    training = LocalTrainingFacts(0.1, 4, 64, sizes)
     return watch(sent, model, training=training, size=0), truth
 
 

@@ -7,7 +7,7 @@ import torch
 
 from fedre_privacy.attacks.base import Attack, attacks
 from fedre_privacy.core.artifacts import GradientState, ModelState
-from fedre_privacy.core.types import LocalTraining
+from fedre_privacy.core.types import LocalTrainingFacts
 
 COMPARE = [
     name
@@ -35,7 +35,7 @@ def test_who_compares():
 @pytest.mark.parametrize("name", COMPARE)
 def test_true_images_explain_all_and_others_less(name, gradients, small, small_labels, watch):
     model, sent = gradients
-    training = LocalTraining(0.1, 1, 2, {0: 2, 1: 2})
+    training = LocalTrainingFacts(0.1, 1, 2, {0: 2, 1: 2})
     if name == "update-inversion":
         own = dict(model.named_parameters())
         after = [{n: own[n] - 0.1 * g[n] for n in own} for g in sent]
@@ -88,7 +88,7 @@ def test_several_local_steps_lie_along_a_gradient_on_the_path(
 ):
     model = smooth()
     after = trained(model, small[:4], small_labels[:4], 0.02, 20)
-    training = LocalTraining(0.02, 20, 4, {0: 4})
+    training = LocalTrainingFacts(0.02, 20, 4, {0: 4})
     seen = watch([ModelState(after)], model, size=4, training=training)
     attack = attacks.get("update-inversion")(unroll=5)
     right = attack.explained(seen, small[:4], small_labels[:4])

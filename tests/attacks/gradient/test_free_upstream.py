@@ -10,10 +10,10 @@ from torch.nn import functional as F
 
 from fedre_privacy.attacks.base import Context, attacks
 from fedre_privacy.attacks.free_upstream import EXTRACTOR, FreeUpstream, pulled_back
+from fedre_privacy.benchmarking.suite import default_suite
 from fedre_privacy.core.artifacts import GradientState, SmallModelState
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.runs.resolving import resolve_training
-from fedre_privacy.study.suite import default_suite
+from fedre_privacy.runs.resolution import resolve_training
 
 SEEN = Context(seed=3)
 

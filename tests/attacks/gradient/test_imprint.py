@@ -8,20 +8,20 @@ import pytest
 import torch
 from torch import nn
 
+from fedre_privacy.active_server.base import ServerKnowledge, ServerView, steerings
 from fedre_privacy.attacks.base import attacks
 from fedre_privacy.core.artifacts import GradientState, LowRankChange, ModelState
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
 from fedre_privacy.models.split import load_parameters
 from fedre_privacy.protocols.fedkd import pack
-from fedre_privacy.steering.base import Held, View, steerings
 
 
 def steered(name, model, aux, uploads=(), broadcasts=(), **settings):
     """A model as a malicious server sends it, which knows public images and no client."""
-    held = Held(aux, torch.arange(len(aux)) % 10, lambda client: copy.deepcopy(model))
+    held = ServerKnowledge(aux, torch.arange(len(aux)) % 10, lambda client: copy.deepcopy(model))
     sent = ModelState({k: p.detach().clone() for k, p in model.named_parameters()})
-    view = View(tuple(uploads), tuple(broadcasts), 1, 10, held)
+    view = ServerView(tuple(uploads), tuple(broadcasts), 1, 10, held)
     (made,) = steerings.get(name)(**settings).steer(view, 1, 0, (sent,), stream(0, "steering"))
     out = copy.deepcopy(model)
     load_parameters(out, made.params)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedre_privacy.attacks.gradient.heads import shares
-from fedre_privacy.attacks.gradient.labels import (
+from fedre_privacy.attacks.gradients.class_means import shares
+from fedre_privacy.attacks.gradients.label_counts import (
     STRATEGIES,
     as_batch,
     counts,
     idlg,
     joint,
-    rounded,
+    round_shares,
     rowmin,
 )
 
@@ -87,8 +87,8 @@ def test_counts_always_sum_to_the_batch(rule, size):
 
 
 def test_rounding_is_by_largest_remainder():
-    assert rounded(torch.tensor([1.4, 1.4, 0.2, 0.0]), 3).tolist() == [2, 1, 0, 0]
-    assert rounded(torch.tensor([-1.0, 2.0, 2.0]), 2).tolist() == [0, 1, 1]
+    assert round_shares(torch.tensor([1.4, 1.4, 0.2, 0.0]), 3).tolist() == [2, 1, 0, 0]
+    assert round_shares(torch.tensor([-1.0, 2.0, 2.0]), 2).tolist() == [0, 1, 1]
 
 
 def test_joint_of_one_gradient_without_negative_rows_falls_back_to_uniform():

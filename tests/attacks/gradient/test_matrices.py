@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedre_privacy.attacks.gradient.heads import conditioned, pulled
-from fedre_privacy.attacks.gradient.matrices import head_rows, implied_bias, turned
+from fedre_privacy.attacks.gradients.class_means import classes_pulled, shrink_to_public
+from fedre_privacy.attacks.gradients.matrix_heads import head_rows, implied_bias, turned_weight
 from fedre_privacy.attacks.head import HeadUpdate
 from fedre_privacy.attacks.loss_membership import LossMembership
 from fedre_privacy.core.artifacts import MatrixBlocks
@@ -18,7 +18,7 @@ from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import (
     Broadcast,
     Candidates,
-    LocalTraining,
+    LocalTrainingFacts,
     Observation,
     Upload,
 )
@@ -82,7 +82,7 @@ def seen(steps: int = 1, *, blocks: int = BLOCKS, threat: str = "strong") -> Obs
         num_classes=CLASSES,
         aux=draw(aux_labels, 2).reshape(-1, 1, 8, 8),
         aux_labels=aux_labels,
-        training=LocalTraining(lr=LR, epochs=steps, batch_size=33, sizes={0: 33}),
+        training=LocalTrainingFacts(lr=LR, epochs=steps, batch_size=33, sizes={0: 33}),
     )
 
 
@@ -116,7 +116,7 @@ def test_one_step_gives_the_rows_of_a_head_exactly():
     rows, left = head_rows(diagonal_blocks(change, BLOCKS), head.weight)
     assert float((rows - wanted).norm() / wanted.norm()) < 1e-5
     assert left < 1e-5
-    assert pulled(rows, left).nonzero().flatten().tolist() == list(HELD)
+    assert classes_pulled(rows, left).nonzero().flatten().tolist() == list(HELD)
 
 
 def test_blocks_in_another_order_or_of_another_head_tell_no_rows():
@@ -141,13 +141,13 @@ def test_a_turned_head_answers_as_the_client_does():
     reps, (head, matrix) = draw(torch.arange(CLASSES), 1), model()
     blocks = diagonal_blocks(matrix, BLOCKS)
     whole = torch.block_diag(*blocks)
-    found = reps.double() @ turned(head.weight, blocks).T
+    found = reps.double() @ turned_weight(head.weight, blocks).T
     torch.testing.assert_close(found.float(), (reps + reps @ whole) @ head.weight.T)
 
 
 def test_answers_lean_to_public_means_as_far_as_the_class_is_known():
     means, public = torch.zeros(3, 2), torch.ones(3, 2)
-    found = conditioned(means, public, torch.tensor([0.0, 0.25, 1.0]))
+    found = shrink_to_public(means, public, torch.tensor([0.0, 0.25, 1.0]))
     assert found.tolist() == [[0, 0], [0.25, 0.25], [1, 1]]
 
 

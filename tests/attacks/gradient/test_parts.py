@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedre_privacy.attacks.base import attacks
-from fedre_privacy.attacks.gradient.match import UpdateMatch
-from fedre_privacy.attacks.gradient.objectives import l2rel
-from fedre_privacy.attacks.gradient.solve import probes, simulated_counts
-from fedre_privacy.attacks.gradient.victims import Victim, victims_of
+from fedre_privacy.attacks.gradients.matching import UpdateMatch
+from fedre_privacy.attacks.gradients.objectives import l2rel
+from fedre_privacy.attacks.gradients.reconstruction import probes, simulated_counts
+from fedre_privacy.attacks.gradients.victims import Victim, victims_of
 from fedre_privacy.attacks.update_inversion import LocalSteps
 from fedre_privacy.core.artifacts import GradientState, ModelChange, ModelState
 from fedre_privacy.core.errors import IncompatibleError

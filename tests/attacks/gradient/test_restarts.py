@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from fedre_privacy.attacks.base import attacks
-from fedre_privacy.attacks.gradient.restarts import aligned, choose
-from fedre_privacy.attacks.gradient.search import Found
+from fedre_privacy.attacks.gradients.restarts import best_start_order, choose
+from fedre_privacy.attacks.gradients.search import SearchResult
 from fedre_privacy.core.artifacts import GradientState
 
 
@@ -17,7 +17,7 @@ def test_images_of_one_label_are_paired_with_those_of_the_best_start():
     moved = best[torch.arange(2)[:, None], order] + 0.01
     images = torch.stack([moved, best], 1).flatten(0, 1)
     kinds = torch.stack([labels, labels], 1).flatten(0, 1)
-    found = aligned(images, kinds, torch.tensor([2.0, 1.0, 5.0, 0.5]), 2)
+    found = best_start_order(images, kinds, torch.tensor([2.0, 1.0, 5.0, 0.5]), 2)
     assert torch.equal(found[:, 1], best)
     torch.testing.assert_close(found[:, 0], best + 0.01)
 
@@ -26,7 +26,7 @@ def test_images_of_two_labels_are_never_paired():
     one, two = torch.zeros(1, 2, 1, 3, 3), torch.zeros(1, 2, 1, 3, 3)
     one[0, 1] = two[0, 0] = 1  # the nearest has the other label
     labels = torch.tensor([[0, 1], [0, 1]])
-    found = aligned(torch.cat([one, two]), labels, torch.tensor([1.0, 2.0]), 2)
+    found = best_start_order(torch.cat([one, two]), labels, torch.tensor([1.0, 2.0]), 2)
     assert torch.equal(found[0], torch.cat([one, two]))
 
 
@@ -34,7 +34,7 @@ def test_a_start_that_ended_without_a_number_is_left_out():
     images = torch.rand(3, 1, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     images[1] = torch.nan
     fit = torch.tensor([2.0, torch.nan, 1.0])
-    found = aligned(images, torch.zeros(3, 1, dtype=torch.int64), fit, 3)
+    found = best_start_order(images, torch.zeros(3, 1, dtype=torch.int64), fit, 3)
     assert found[0, 1].isnan().all() and torch.equal(found[0, 0], images[0])
 
 
@@ -63,7 +63,7 @@ def test_the_mean_of_starts_is_nearer_than_one_and_tells_their_spread(
 def test_a_start_that_got_nowhere_is_not_averaged():
     """Three starts of one victim: two ended near each other, one with an objective far above."""
     images = torch.stack([torch.full((1, 1, 4, 4), value) for value in (0.4, 0.6, 0.0)])
-    found = Found(
+    found = SearchResult(
         images=images,
         labels=torch.ones(3, 1, 1),
         fit=torch.tensor([1.0, 1.9, 2.1]),

@@ -8,10 +8,10 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from fedre_privacy.attacks.gradient.match import Beside, UpdateMatch, gradient
-from fedre_privacy.attacks.gradient.objectives import DISTANCES, cosine, l2rel, layer_weights
-from fedre_privacy.attacks.gradient.search import Descent, align, lbfgs, relative_tv, signed_adam
-from fedre_privacy.attacks.gradient.victims import Victim
+from fedre_privacy.attacks.gradients.matching import ExtraVariables, UpdateMatch, gradient
+from fedre_privacy.attacks.gradients.objectives import DISTANCES, cosine, l2rel, layer_weights
+from fedre_privacy.attacks.gradients.search import Descent, align, lbfgs, relative_tv, signed_adam
+from fedre_privacy.attacks.gradients.victims import Victim
 from fedre_privacy.attacks.update_inversion import LocalSteps
 from fedre_privacy.models.families import ModelSettings, build_model
 
@@ -202,7 +202,7 @@ def test_a_place_moves_beside_the_images_and_stays_in_its_box():
         return (place - aim).square() + 0 * images.flatten(1).sum(1)
 
     start = torch.full((2, 1, 1, 4, 4), 0.5)
-    beside = [Beside(place, torch.full((2,), 0.5), 0.1, 0.0, 1.0)]
+    beside = [ExtraVariables(place, torch.full((2,), 0.5), 0.1, 0.0, 1.0)]
     labels = torch.zeros(2, 1, 10)
     signed_adam(match, start, start, labels, steps=200, lr=0.1, tv=0.0, beside=beside)
     torch.testing.assert_close(place.detach(), torch.tensor([0.2, 1.0]), atol=0.02, rtol=0)

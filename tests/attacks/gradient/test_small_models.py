@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedre_privacy.attacks.base import attacks
-from fedre_privacy.attacks.gradient.victims import victims_of
+from fedre_privacy.attacks.gradients.victims import victims_of
 from fedre_privacy.core.artifacts import (
     GradientState,
     LowRankChange,
@@ -13,10 +13,10 @@ from fedre_privacy.core.artifacts import (
     SmallModelState,
 )
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import LocalTraining
+from fedre_privacy.core.types import LocalTrainingFacts
 from fedre_privacy.protocols.fedkd import pack
 
-TRAINING = LocalTraining(0.1, 2, 8, {0: 2})
+TRAINING = LocalTrainingFacts(0.1, 2, 8, {0: 2})
 
 
 @pytest.fixture

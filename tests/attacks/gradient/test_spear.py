@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedre_privacy.attacks.base import Context, attacks
-from fedre_privacy.attacks.spear import apart
+from fedre_privacy.attacks.spear import decompose_gradient
 from fedre_privacy.core.artifacts import GradientState, ModelState
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.models.split import Normalise, SplitModel
@@ -98,7 +98,9 @@ def test_inputs_behind_convolutions_are_exact(digits, gradient_of, watch, psnr):
     sent = gradient_of(model, mine, labels[:3])
     layer, name = model.extractor.backbone[3], "extractor.backbone.3"
     rng = torch.Generator().manual_seed(0)
-    found = apart(layer, sent[f"{name}.weight"], sent[f"{name}.bias"], rng, most=8, tries=8192)
+    found = decompose_gradient(
+        layer, sent[f"{name}.weight"], sent[f"{name}.bias"], rng, most=8, tries=8192
+    )
     true = model.extractor.backbone[:3](model.extractor.normalise(mine))
     gaps = (found.inputs[:, None] - true[None]).abs().amax(2).amin(1)
     assert bool(found.certified.all()) and float(gaps.max()) < 1e-3 * float(true.abs().max())

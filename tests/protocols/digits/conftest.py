@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.blocks.state import SERVER_STATE, Client, Training
 from fedre_privacy.core.events import silent
-from fedre_privacy.core.rng import seeded
+from fedre_privacy.core.rng import seeded_generators
 from fedre_privacy.core.types import Broadcast, Emission, Upload
 from fedre_privacy.data.base import datasets
 from fedre_privacy.federation import loop
@@ -19,9 +18,10 @@ from fedre_privacy.federation.recorder import Recorder, read_messages
 from fedre_privacy.models.families import ModelSettings
 from fedre_privacy.partition.base import partitions
 from fedre_privacy.protocols.base import protocols
-from fedre_privacy.runs.preparing import prepare
+from fedre_privacy.protocols.blocks.state import SERVER_STATE, Client, Training
+from fedre_privacy.runs.initial_state import build_clients
+from fedre_privacy.runs.preparation import prepare
 from fedre_privacy.runs.settings import RecordSettings, TrainSettings
-from fedre_privacy.runs.starting import build_clients
 
 SMALL = {"fedmrl", "fml", "fedapen", "fedkd"}
 
@@ -60,13 +60,13 @@ class World:
         prepared = prepare(self.settings, torch.device("cpu"))
         self.setting = prepared.setting
         self.clients = build_clients(self.settings, prepared)
-        with seeded(self.settings.train.seed, SERVER_STATE):
+        with seeded_generators(self.settings.train.seed, SERVER_STATE):
             self.server = self.protocol.start_server(self.setting)
         self.kept: dict[int, list[Client]] = {}
         self.emissions: dict[int, dict[int, tuple[Emission, ...]]] = {}
 
     def run(self, **options: Any) -> list[loop.Row]:
-        return loop.run(
+        return loop.run_rounds(
             self.protocol,
             self.clients,
             self.server,

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedre_privacy.blocks.state import Task
 from fedre_privacy.core.artifacts import (
     Counts,
     HeadState,
@@ -20,6 +19,7 @@ from fedre_privacy.federation import loop
 from fedre_privacy.federation.steps import server_step
 from fedre_privacy.models.families import ModelSettings
 from fedre_privacy.models.split import num_parameters, parameters_of
+from fedre_privacy.protocols.blocks.state import Task
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 UNEVEN = {"per_class": 7, "train": {"rounds": 1}}  # numbers of samples differ
@@ -50,7 +50,7 @@ def test_reference_loader_leaves_out_the_last_short_batch(world, name):
         client.train.labels[kept:] = 9
     other = world(name, train={"rounds": 1, "reference_loader": True, "batch_size": 9})
     for client in other.clients:
-        client.train = client.collected(other.settings.train)
+        client.train = client.upload_samples(other.settings.train)
     for client in (*fed.clients, *other.clients):  # the weights of a mix depend on every sample
         client.fingerprint = client.id
     fed.run(), other.run()

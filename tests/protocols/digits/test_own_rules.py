@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedre_privacy.blocks.state import Task, only
 from fedre_privacy.core.artifacts import (
     ClassLogits,
     Counts,
@@ -21,6 +20,7 @@ from fedre_privacy.core.types import Upload
 from fedre_privacy.federation import loop
 from fedre_privacy.federation.steps import client_step, next_broadcast, server_step
 from fedre_privacy.models.split import num_parameters, parameters_of
+from fedre_privacy.protocols.blocks.state import Task, only_artifact
 from fedre_privacy.protocols.fedral import FedRAL, diagonal_blocks, nearest_divisor
 from fedre_privacy.protocols.fedtgp import adaptive_margin, safe_distance
 
@@ -166,7 +166,7 @@ def test_absent_prototypes_neither_pull_nor_win(world):
     reps = torch.randn(4, 16)
     table = Prototypes(reps[:2] + 1, torch.tensor([2, 6]))
     fed.protocol.receive(client, (table,), Task(fed.setting, 2, 0))
-    from fedre_privacy.blocks.global_prototypes import pull
+    from fedre_privacy.protocols.blocks.global_prototypes import pull
 
     # two of four samples have a prototype, at squared distance 16 each, over 4 * 16
     assert float(pull(client, reps, torch.tensor([2, 6, 0, 9]))) == pytest.approx(32 / 64)
@@ -293,7 +293,7 @@ def test_fedala_first_broadcast_overwrites(world):
     message = next_broadcast(fed.protocol, fed.server).usual
     fed.protocol.receive(client, message, Task(fed.setting, 1, 0))
     torch.testing.assert_close(
-        parameters_of(client.model), dict(only(message, ModelState).params), rtol=0, atol=0
+        parameters_of(client.model), dict(only_artifact(message, ModelState).params), rtol=0, atol=0
     )
 
 
@@ -307,7 +307,7 @@ def test_fedavgdbe_keeps_its_shift_private(world):
     assert all(s.abs().sum() > 0 for s in shifts) and not torch.equal(shifts[0], shifts[1])
     theta = parameters_of(fed.server.modules["model"])
     for upload in fed.uploads(2):
-        assert set(only(upload.artifacts, ModelState).params) == set(theta)
+        assert set(only_artifact(upload.artifacts, ModelState).params) == set(theta)
     for client in fed.clients:
         torch.testing.assert_close(parameters_of(client.model), theta, rtol=0, atol=0)
 

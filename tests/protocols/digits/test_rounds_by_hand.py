@@ -9,10 +9,10 @@ import copy
 import pytest
 import torch
 
-from fedre_privacy.blocks.state import Task
-from fedre_privacy.core.rng import seeded, stream
+from fedre_privacy.core.rng import seeded_generators, stream
 from fedre_privacy.core.types import Upload
 from fedre_privacy.federation.steps import client_step, first_uploads, server_step
+from fedre_privacy.protocols.blocks.state import Task
 
 CLOSE = {"rtol": 1e-3, "atol": 2e-5}
 OPTIONS = {"fedavgdbe": {"momentum": 0.3, "kappa": 5.0}, "fedral": {"blocks": (2, 4)}}
@@ -159,7 +159,7 @@ class Hand:
         )
         for module in self.modules():
             module.train()
-        with seeded(0, "client", client=self.client.id, round=2):
+        with seeded_generators(0, "client", client=self.client.id, round=2):
             for first in range(0, len(samples) - 15, 16):
                 pick = order[first : first + 16]
                 loss = self.loss(samples.images[pick].float() / 255, samples.labels[pick])
@@ -232,10 +232,10 @@ def test_a_clients_round_equals_the_plain_loop(world, name):
         params = [p for m in fed.protocol.modules(client) for p in m.parameters()]
         copied = [p for m in hand.modules() for p in m.parameters()]
         tensors = dict(client.tensors)
-        with seeded(0, "one batch"):
+        with seeded_generators(0, "one batch"):
             value = fed.protocol.loss(client, images, labels, sent)
         client.tensors = tensors
-        with seeded(0, "one batch"):
+        with seeded_generators(0, "one batch"):
             expected = hand.loss(images, labels)
         hand.mean = torch.zeros(16)
         torch.testing.assert_close(value, expected, **CLOSE)
@@ -301,10 +301,10 @@ def test_loss_and_gradient_of_random_batches_are_those_of_the_published_formula(
         params = [p for m in fed.protocol.modules(client) for p in m.parameters()]
         copied = [p for m in hand.modules() for p in m.parameters()]
         tensors = dict(client.tensors)
-        with seeded(0, "one batch"):
+        with seeded_generators(0, "one batch"):
             value = fed.protocol.loss(client, images, labels, sent)
         client.tensors = tensors
-        with seeded(0, "one batch"):
+        with seeded_generators(0, "one batch"):
             expected = hand.loss(images, labels)
         assert float(value.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
         one, two = (

@@ -1,0 +1,103 @@
+"""Gaussian class statistics of representations, and what a mean betrays about its members.
+
+An upload is a weighted mean R of representations. If a candidate entered it with weight a,
+R is shifted by a (g(x) - mu), and its covariance lacks the candidate's part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedre_privacy.core.eigenvalues import symmetric_eigen
+
+SHRINK = 0.1
+"""Added to the covariance: this times its mean variance."""
+NOISE = 1e-4
+"""Relative variance that always remains: single precision, a sample that is the whole upload."""
+SIZES = (1, 2, 3, 5, 8, 12, 20, 30, 50, 80, 120, 200, 300, 500, 800, 1200, 2000)
+"""Samples per class considered where their number is not known, equally likely."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClassStatistics:
+    """Mean of each class and the inverse square root of the covariance within classes.
+
+    Shape: means (C, d); whiten (d, d) with whiten @ whiten.T the inverse covariance.
+    """
+
+    means: Tensor
+    whiten: Tensor
+
+    def white(self, rows: Tensor, centres: Tensor) -> Tensor:
+        """Deviations from centres (n, d) in units of the spread within classes."""
+        return (rows.double() - centres) @ self.whiten
+
+    def whiten_symmetrically(self, rows: Tensor, centres: Tensor) -> Tensor:
+        """The same as `white` in the coordinates of the representations (symmetric whitening)."""
+        turn: Tensor = self.whiten / self.whiten.norm(dim=0)
+        return self.white(rows, centres) @ turn.T
+
+
+def class_statistics(reps: Tensor, labels: Tensor, num_classes: int) -> ClassStatistics:
+    """Estimate class means and the covariance pooled within classes, shrunk to a multiple of I.
+
+    A class without a row gets the mean of all.
+
+    Args:
+        reps: (n, d), n >= 1.
+        labels: (n,) int64.
+    """
+    reps = reps.double()
+    hot = torch.nn.functional.one_hot(labels.long(), num_classes).double()
+    counts = hot.sum(0)[:, None]
+    means = torch.where(counts > 0, hot.T @ reps / counts.clamp(min=1), reps.mean(0))
+    inner = reps - means[labels.long()]
+    freedom = max(1, len(reps) - int((counts > 0).sum()))
+    covariance = inner.T @ inner / freedom
+    level = covariance.diagonal().mean().clamp(min=1e-12)
+    covariance = covariance + SHRINK * level * torch.eye(len(covariance)).to(covariance)
+    values, vectors = symmetric_eigen(covariance)
+    return ClassStatistics(means, vectors * values.clamp(min=1e-12).rsqrt())
+
+
+def tracing_score(shift: Tensor, candidates: Tensor, gain: Tensor) -> Tensor:
+    """Tracing score gain * (g(x) - mu)^T S^-1 (R - mu) of whitened deviations.
+
+    Args:
+        shift: whitened R - mu, (d,) or (M, d).
+        candidates: whitened g(x) - mu (M, d).
+        gain: weight of the candidate over the variance of R, (M,).
+    """
+    return gain * (candidates * shift).sum(1)
+
+
+def log_likelihoods(
+    shift: Tensor, candidates: Tensor, weight: Tensor, variance: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Log-density of an upload with and without each candidate, up to a common constant.
+
+    Without: R - mu ~ N(0, s S). With: R - mu ~ N(a (g(x) - mu), (s - a^2) S), where a is the
+    candidate's weight and s the sum of all squared weights. For a prototype of n samples a = 1/n
+    and s = 1/n.
+
+    Args:
+        shift: whitened R - mu, (d,) or (M, d).
+        candidates: whitened g(x) - mu (M, d).
+        weight: a, broadcastable to (G, M); G is a grid of unknown sizes.
+        variance: s, broadcastable to (G, M).
+
+    Returns:
+        member (G, M) and other (G, M).
+    """
+    length = candidates.shape[1]
+    shift = shift.expand_as(candidates)
+    own, cross, square = shift.square().sum(1), (shift * candidates).sum(1), candidates.square()
+    size = square.sum(1)
+    left = torch.maximum(variance - weight.square(), NOISE * variance)
+    gap = own - 2 * weight * cross + weight.square() * size
+    member = -0.5 * (length * left.log() + gap / left)
+    other = -0.5 * (length * variance.log() + own / variance)
+    return member, other

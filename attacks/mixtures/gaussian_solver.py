@@ -1,0 +1,150 @@
+"""Prototypes from mixtures under a Gaussian model with an unknown common mean, or a mean of 0.
+
+A model is the T x T covariance of the uploads (the same for every dimension, up to a scale) and
+the covariance of each prototype sought with each upload; the answer is the conditional mean. A
+random walk of the prototypes gives what a Kalman filter gives for the last round and an RTS
+smoother for earlier ones, in one factorisation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .linear_solver import SolvedPrototypes, share_predicted
+
+MARGIN = 1.0
+"""How much likelier (nats) a later model must be: where uploads cannot tell, the first holds."""
+JITTER = 1e-11
+"""Least noise variance relative to the prototypes' spread; keeps factorisations definite."""
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """Covariances in units of the prototypes' variance per dimension.
+
+    Shape: uploads (T, T); cross (n, T) of the prototypes sought with the uploads; prior (n,).
+    """
+
+    uploads: Tensor
+    cross: Tensor
+    prior: Tensor
+
+
+def most_likely(
+    models: Iterable[Model], uploads: Tensor, *, centred: bool = False
+) -> tuple[SolvedPrototypes, int]:
+    """Answer under the model in which the uploads are most likely.
+
+    The likelihood is restricted (the common mean is integrated out) and maximised over the
+    overall scale, so models are judged by the shape of their covariance alone. They are given
+    from simple to rich.
+
+    Args:
+        centred: the mean is known to be 0, not to be found out.
+
+    Returns:
+        The answer, and the position of the model chosen.
+    """
+    best: tuple[float, SolvedPrototypes, int, Model] | None = None
+    # T uploads span T directions: the same answers from T columns instead of d
+    basis, columns = torch.linalg.qr(uploads.T)
+    for position, model in enumerate(models):
+        solved, likelihood = condition(model, columns.T, dims=uploads.shape[1], centred=centred)
+        if best is None or likelihood > best[0] + MARGIN:
+            best = (likelihood, solved, position, model)
+    if best is None:
+        raise ValueError("at least one model is needed")
+    _, solved, position, model = best
+    errors = held_out(model, columns.T, centred=centred)
+    share = share_predicted(errors, columns.T, centred=centred)
+    return SolvedPrototypes(solved.vectors @ basis.T, solved.error, share), position
+
+
+def held_out(model: Model, uploads: Tensor, *, centred: bool = False) -> Tensor:
+    """What the other rounds get wrong about each upload (T, d).
+
+    With K the covariance, and P its inverse less what the unknown mean takes, it is (P R)_t / P_tt.
+    """
+    rounds = len(uploads)
+    inverse = torch.linalg.pinv(
+        model.uploads + JITTER * torch.eye(rounds, dtype=uploads.dtype), hermitian=True
+    )
+    if not centred:
+        ones = inverse.sum(1, keepdim=True)
+        inverse = inverse - ones @ ones.T / ones.sum()
+    errors: Tensor = (inverse @ uploads) / inverse.diagonal().clamp(min=1e-300)[:, None]
+    return errors
+
+
+def condition(
+    model: Model, uploads: Tensor, *, dims: int | None = None, centred: bool = False
+) -> tuple[SolvedPrototypes, float]:
+    """Conditional mean of the prototypes given uploads (T, d), and the log likelihood.
+
+    Args:
+        dims: number of dimensions that the columns of `uploads` stand for; None: as many.
+    """
+    rounds, dims = len(uploads), dims or uploads.shape[1]
+    covariance = model.uploads + JITTER * torch.eye(rounds, dtype=uploads.dtype)
+    factor, bad = torch.linalg.cholesky_ex(covariance)
+    if int(bad):
+        nothing = uploads.new_full((len(model.cross), uploads.shape[1]), math.nan)
+        return SolvedPrototypes(nothing, nothing[:, 0]), -math.inf
+    ones = uploads.new_ones(rounds, 1)
+    seen_ones = torch.cholesky_solve(ones, factor)
+    precision = seen_ones.sum()
+    mean = (seen_ones * uploads).sum(0) / precision * (0 if centred else 1)
+    about = uploads - mean
+    seen = torch.cholesky_solve(about, factor)
+    vectors = mean + model.cross @ seen
+    gain = torch.cholesky_solve(model.cross.T, factor)
+    variance = model.prior - (model.cross.T * gain).sum(0)
+    log_determinant = 2 * factor.diagonal().log().sum()
+    free = rounds if centred else rounds - 1
+    if not centred:
+        variance = variance + (1 - model.cross @ seen_ones.squeeze(1)).square() / precision
+        log_determinant = log_determinant + precision.log()
+    quadratic, freedom = (about * seen).sum(), dims * free
+    if freedom == 0:
+        return SolvedPrototypes(vectors, variance * math.nan), 0.0
+    error = (variance.clamp(min=0) * quadratic / free).sqrt()
+    likelihood = -0.5 * (dims * log_determinant + freedom * quadratic.clamp(min=1e-300).log())
+    return SolvedPrototypes(vectors, error), float(likelihood)
+
+
+def most_likely_of_sent(models: Iterable[Model], uploads: Tensor, sent: Tensor) -> SolvedPrototypes:
+    """Answer where only some numbers of each upload were sent; the mean is known to be 0.
+
+    Every dimension has a covariance of its own, that of the uploads in which it was sent. A
+    dimension that never was is answered by 0.
+
+    Args:
+        uploads: (T, d); what was not sent is not read. sent: (T, d) bool.
+    """
+    there = sent.T.to(uploads.dtype)  # (d, T)
+    values = uploads.T * there
+    eye = torch.eye(len(uploads), dtype=uploads.dtype)
+    best: tuple[float, SolvedPrototypes] | None = None
+    for model in models:
+        covariance = (model.uploads + JITTER * eye) * there[:, :, None] * there[:, None, :]
+        factor, bad = torch.linalg.cholesky_ex(covariance + (1 - there).diag_embed())
+        if bool(bad.any()):
+            continue
+        seen = torch.cholesky_solve(values[:, :, None], factor)
+        cross = model.cross * there[:, None, :]  # (d, n, T)
+        gain = torch.cholesky_solve(cross.mT, factor)
+        variance = (model.prior - (cross.mT * gain).sum(1)).clamp(min=0).mean(0)
+        scale = (values * seen[:, :, 0]).sum() / there.sum().clamp(min=1)
+        log_determinant = 2 * factor.diagonal(dim1=1, dim2=2).log().sum()
+        likelihood = -0.5 * float(log_determinant + there.sum() * scale.clamp(min=1e-300).log())
+        if best is None or likelihood > best[0] + MARGIN:
+            solved = SolvedPrototypes((cross @ seen)[:, :, 0].T, (variance * scale).sqrt())
+            best = (likelihood, solved)
+    if best is None:
+        raise ValueError("at least one model with a definite covariance is needed")
+    return best[1]

@@ -1,0 +1,182 @@
+"""Jobs of a benchmark: planned from variants and seeds, named, and where their results lie.
+
+A job is one training and the attacks on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedre_privacy.core import files
+from fedre_privacy.core.config import merge
+from fedre_privacy.core.errors import ConfigError, DamagedInputError
+from fedre_privacy.core.typed_yaml import check
+from fedre_privacy.experiments.compatibility import check_ahead, only_recorded
+from fedre_privacy.runs.folder import COMPLETE, FAILED
+from fedre_privacy.runs.resolution import resolve_attack, resolve_training
+from fedre_privacy.runs.settings import AttackSettings, TrainSettings
+
+from .results import JobResult, MeasureRow, TrainingSettings
+
+Values = Mapping[str, Any]
+
+
+REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class BenchmarkJob:
+    """One training and the attacks on it.
+
+    Args:
+        label: what is compared; jobs of one label differ in their seed alone.
+    """
+
+    label: str
+    seed: int
+    training: TrainSettings
+    attacks: tuple[AttackSettings, ...]
+
+    def plain(self) -> dict[str, Any]:
+        """The job as written to disk."""
+        return {
+            "label": self.label,
+            "seed": self.seed,
+            "training": self.training.plain(),
+            "attacks": [settings.plain() for settings in self.attacks],
+        }
+
+    def plugins(self) -> list[str]:
+        """Modules of one's own that the process of the job has to import."""
+        of_attacks = {module for settings in self.attacks for module in settings.plugins()}
+        return sorted(of_attacks.union(self.training.plugins()))
+
+    def result(self) -> JobResult:
+        """A result of which nothing is known yet."""
+        return {
+            "label": self.label,
+            "seed": self.seed,
+            "training": self.training.plain(),
+            "status": FAILED,
+            "attacks": [],
+            "wall_s": None,
+        }
+
+    @property
+    def name(self) -> str:
+        """Label, seed and hash of all settings."""
+        safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in self.label)
+        return f"{safe}-s{self.seed}-{files.settings_hash(self.plain())[:6]}"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Settings laid over the base, under a name of their own."""
+
+    label: str
+    values: Values
+
+
+def plan(
+    base: Values,
+    variants: Sequence[Variant],
+    seeds: Sequence[int],
+    suite: Callable[[TrainSettings], Sequence[Values]],
+) -> list[BenchmarkJob]:
+    """Resolve every job, or say what is wrong with all of them at once.
+
+    Args:
+        suite: from a training to the settings of the attacks on it.
+
+    Raises:
+        ConfigError: settings that do not resolve, each with the variant it belongs to.
+        IncompatibleError: an attack that cannot read what the training would upload.
+    """
+    jobs: list[BenchmarkJob] = []
+    problems: list[str] = []
+    owners: dict[str, str] = {}
+    for variant in variants:
+        for seed in seeds:
+            values = merge(merge(dict(base), variant.values), {"train": {"seed": seed}})
+            own: list[str] = []
+            training = resolve_training(values, {}, own)
+            attacks = []
+            if training is not None:
+                found = [resolve_attack({**chosen}, {}, own) for chosen in suite(training)]
+                attacks = [settings for settings in found if settings is not None]
+                training = _keep_first_round(training, attacks)
+                for settings in attacks:
+                    check_ahead(training, settings)
+            problems += [f"{variant.label}: {text}" for text in own if seed == seeds[0]]
+            if training is not None and not own:
+                owner = owners.setdefault(training.run_name, variant.label)
+                if owner != variant.label:
+                    problems.append(f"{variant.label} is the same training as {owner}.")
+                jobs.append(BenchmarkJob(variant.label, seed, training, tuple(attacks)))
+    if problems:
+        raise ConfigError(*problems)
+    return jobs
+
+
+def _keep_first_round(training: TrainSettings, attacks: Sequence[AttackSettings]) -> TrainSettings:
+    """A training that keeps its first round where one of the attacks is on it."""
+    first = any(
+        one.earliest and one.evaluation.round is None and not only_recorded(training, one)
+        for one in attacks
+    )
+    if not first or training.record.keeps(1, training.train.rounds):
+        return training
+    return replace(training, record=replace(training.record, keep_first=True))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a benchmark lives: its own folder, and the folder of the runs it trains."""
+
+    folder: Path
+    runs: Path
+
+    def result(self, job: BenchmarkJob) -> Path:
+        """The file of a job's result."""
+        return self.folder / "jobs" / f"{job.name}.json"
+
+    def turn(self, job: BenchmarkJob) -> Path:
+        """The folder that a process holds while it runs a job."""
+        return self.folder / "jobs" / job.name
+
+    def read(self, job: BenchmarkJob) -> JobResult | None:
+        """A job's result, or None where it has none yet.
+
+        Raises:
+            DamagedInputError: it is not what this version writes.
+        """
+        path = self.result(job)
+        return read_result(path) if path.is_file() else None
+
+    def done(self, job: BenchmarkJob) -> bool:
+        """Whether a job has finished well."""
+        found = self.read(job)
+        return found is not None and found["status"] == COMPLETE
+
+
+def read_result(path: Path) -> JobResult:
+    """Read the result of a job.
+
+    Raises:
+        DamagedInputError: it is not what this version writes.
+    """
+    try:
+        found = files.read_json(path, JobResult)
+        check(found["training"], TrainingSettings, path)
+        rows = [one for own in found["attacks"] for one in own.get("measures", ())]
+        check(rows, list[MeasureRow], path)
+    except DamagedInputError as error:
+        raise DamagedInputError(
+            *error.problems,
+            next_step=f"It was changed, or an earlier version wrote it. Remove {path.parent}; "
+            "finished runs and attacks are read back.",
+        ) from None
+    return found

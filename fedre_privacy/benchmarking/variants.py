@@ -1,0 +1,253 @@
+"""What a benchmark compares: its description, and the jobs that follow from it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
+from functools import cached_property
+from typing import Annotated, Any, TypedDict, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from fedre_privacy.active_server.base import declaration, steerings
+from fedre_privacy.core import files
+from fedre_privacy.core.config import merge
+from fedre_privacy.core.errors import ConfigError, nearest
+from fedre_privacy.core.typed_yaml import Count, Size, short
+from fedre_privacy.protocols.base import protocols as protocol_registry
+from fedre_privacy.runs.plain_settings import brief, plain_value
+from fedre_privacy.runs.resolution import resolve_list
+from fedre_privacy.runs.settings import TrainSettings
+
+from .jobs import BenchmarkJob, Variant, plan
+from .suite import default_suite, named_suite
+
+Values = Mapping[str, Any]
+
+
+Part = str | dict[str, Any]
+"""A name, or settings; objects are written out before they are checked (`plain_value`)."""
+
+
+class Sweep(TypedDict, total=False):
+    """A description of a benchmark; a key without a value is as if it were not there."""
+
+    name: Annotated[str, Meta(pattern=r"^[^./\0][^/\0]*$", max_length=100)]
+    base: dict[str, Any]
+    protocols: list[Part]
+    schemes: list[Part]
+    defenses: list[Part | None]
+    steerings: list[Part | None]
+    vary: dict[str, dict[str, Any]]
+    seeds: list[Count]
+    attacks: list[Part]
+    targets: Size
+
+
+_NAMES = "a list of names, or of names with settings"
+NEEDED = {
+    "name": "a name for a folder, such as my-benchmark",
+    "base": "a mapping of sections to their settings, such as {model: {name: cnn4}}",
+    "protocols": f"{_NAMES}, such as [fedre, fedgh]",
+    "schemes": f"{_NAMES}, such as [rap, rar]",
+    "defenses": f"{_NAMES}, such as [none, gaussian]",
+    "steerings": f"{_NAMES}, such as [none, null-head]",
+    "vary": "a mapping of labels to settings, such as {one epoch: {train: {epochs: 1}}}",
+    "seeds": "a list of whole numbers from 0, such as [0, 1, 2]",
+    "attacks": f"{_NAMES}, such as [dip, labels]",
+    "targets": "a whole number from 1, such as 32",
+}
+"""What each key of a description needs, in words."""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """What to compare.
+
+    Args:
+        base: settings that all trainings share.
+        variants: what differs, each under its label.
+        attacks: settings of the attacks, or None for those that fit the uploads.
+        targets: targets per attack, or None for the default.
+    """
+
+    name: str
+    base: Values
+    variants: tuple[Variant, ...]
+    seeds: tuple[int, ...]
+    attacks: tuple[Values, ...] | None
+    targets: int | None
+
+    def suite(self, training: TrainSettings) -> Sequence[Values]:
+        """The attacks on one training."""
+        if self.attacks is None:
+            return default_suite(training, targets=self.targets)
+        return self.attacks
+
+    @cached_property
+    def jobs(self) -> list[BenchmarkJob]:
+        """All its jobs, see `plan_jobs`."""
+        return plan_jobs(self)
+
+
+def read_sweep(sweep: Values, base: Values, *, name: str) -> Benchmark:
+    """Read the description of a benchmark.
+
+    Args:
+        sweep: ``protocols``, ``schemes`` (of fedre), ``defenses``, ``steerings``: lists of names,
+            settings or objects;
+            ``vary``: further variants, label to settings; ``base``, ``seeds``, ``attacks``,
+            ``targets``, ``name``. Protocols and schemes are compared with each other; defences
+            and steerings multiply them. A label says which server is active.
+        base: settings given elsewhere; they win over the description's own.
+
+    Raises:
+        ConfigError: unknown keys, values of another type, or nothing to compare.
+    """
+    _check(sweep)
+    names = list(sweep.get("protocols") or ())
+    if names == ["all"]:
+        names = [n for n in protocol_registry.names() if n != "fedsgd"]
+    variants = [Variant(_label(p), {"protocol": _section(p)}) for p in names]
+    variants += [
+        Variant(_label(s), {"protocol": {"name": "fedre", "entanglement": plain_value(s)}})
+        for s in sweep.get("schemes") or ()
+    ]
+    variants += [Variant(str(k), plain_value(v)) for k, v in (sweep.get("vary") or {}).items()]
+    defenses = sweep.get("defenses") or ()
+    if defenses:
+        variants = [
+            variant
+            if not chosen or chosen == "none"
+            else Variant(
+                f"{variant.label} + {_display_choice(chosen)}",
+                merge(dict(variant.values), {"defense": plain_value(chosen)}),
+            )
+            for variant in variants
+            for chosen in defenses
+        ]
+    steered = sweep.get("steerings") or ()
+    if steered:
+        variants = [
+            variant
+            if not chosen or chosen == "none"
+            else Variant(
+                variant.label, merge(dict(variant.values), {"steering": plain_value(chosen)})
+            )
+            for variant in variants
+            for chosen in steered
+        ]
+    if not variants:
+        raise ConfigError(
+            "Nothing to compare: the benchmark names no protocols, schemes or vary.",
+            next_step="Add for example 'protocols: [fedre, fedgh]'.",
+        )
+    shared = merge(dict(sweep.get("base") or {}), base)
+    variants = _told_apart([_mark_active_server(variant, shared) for variant in variants])
+    attacks = sweep.get("attacks")
+    seeds = tuple(sweep.get("seeds") or (0, 1, 2))
+    targets = sweep.get("targets")
+    chosen = None if attacks is None else tuple(_attacks(attacks, targets))
+    title = sweep.get("name") or name
+    made = Benchmark(title, shared, tuple(variants), seeds, chosen, targets)
+    if title:
+        return made
+    digest = files.settings_hash(
+        [shared, [v.values for v in variants], seeds, plain_value(attacks), targets]
+    )
+    return Benchmark(f"benchmark-{digest}", shared, tuple(variants), seeds, chosen, targets)
+
+
+def _check(sweep: Values) -> None:
+    """Refuse a description whose keys or values are not those of `Sweep`, all problems at once."""
+    problems = []
+    kinds = get_type_hints(Sweep, include_extras=True)
+    for key, value in sweep.items():
+        if key not in kinds:
+            close = nearest(str(key), kinds)
+            hint = f" Did you mean '{close}'?" if close else ""
+            problems.append(f"Unknown key '{key}' of a benchmark.{hint}")
+        elif value is not None:
+            try:
+                given = list(value) if isinstance(value, range) else plain_value(value)
+                msgspec.convert(given, kinds[key])
+            except (msgspec.ValidationError, RecursionError, OverflowError) as error:
+                _, _, at = str(error).partition(" - at ")
+                place = f" (at {at.strip('`').replace('$', key)})" if at else ""
+                problems.append(
+                    f"'{key}' of a benchmark is {short(value)}; it needs {NEEDED[key]}{place}."
+                )
+    if problems:
+        raise ConfigError(*problems, next_step=f"Keys: {', '.join(kinds)}.")
+
+
+def _mark_active_server(variant: Variant, shared: Values) -> Variant:
+    """A variant whose label says that its server is active, if it is.
+
+    Means are over trainings of one label, so a steered training is in no mean of honest ones.
+    """
+    given = variant.values.get("steering") or shared.get("steering")
+    problems: list[str] = []
+    active = declaration(resolve_list(steerings, "steering", given, {}, problems) or ())
+    if not active:  # problems are reported where all settings of the variant are
+        return variant
+    return Variant(f"{variant.label}, {active}", variant.values)
+
+
+def _told_apart(variants: Sequence[Variant]) -> list[Variant]:
+    """Variants of one label get labels of their own: means are over trainings of one label."""
+    shared = Counter(variant.label for variant in variants)
+    found, count = [], Counter[str]()
+    for variant in variants:
+        label, steering = variant.label, variant.values.get("steering")
+        if shared[label] > 1:
+            count[label] += 1
+            told = steering if isinstance(steering, str) else f"number {count[label]}"
+            variant = Variant(f"{label}: {told}", variant.values)
+        found.append(variant)
+    return found
+
+
+def _label(chosen: Any) -> str:
+    if isinstance(chosen, Mapping):
+        more = ", ".join(f"{k}={_display_choice(v)}" for k, v in chosen.items() if k != "name")
+        return f"{chosen.get('name', '?')} ({more})" if more else str(chosen.get("name", "?"))
+    return _display_choice(chosen).rpartition(":")[2]
+
+
+def _display_choice(chosen: Any) -> str:
+    return brief(chosen) if is_dataclass(chosen) else str(chosen)
+
+
+def _section(chosen: Any) -> Values:
+    section = plain_value(chosen)
+    return dict(section) if isinstance(section, Mapping) else {"name": section}
+
+
+def _attacks(given: Sequence[Any], targets: int | None) -> list[Values]:
+    out: list[Values] = []
+    for entry in given:
+        own = isinstance(entry, Mapping)
+        out += [plain_value(entry)] if own else named_suite([entry], targets=targets)
+    return out
+
+
+def plan_jobs(wanted: Benchmark) -> list[BenchmarkJob]:
+    """All jobs of a benchmark, checked; uploads that are read over rounds keep every model.
+
+    Raises:
+        FedreError: settings that cannot work, before anything is trained.
+    """
+
+    def keep_all(variant: Variant) -> Variant:
+        section = merge(dict(wanted.base), variant.values).get("protocol") or {}
+        name = section.get("name", "fedre") if isinstance(section, Mapping) else section
+        known = name in protocol_registry.names()
+        if known and any(kind.over_rounds for kind in protocol_registry.get(name).uploads):
+            kept = {"record": {"keep_every": 1}}
+            return Variant(variant.label, merge(kept, variant.values))
+        return variant
+
+    return plan(wanted.base, [keep_all(v) for v in wanted.variants], wanted.seeds, wanted.suite)
