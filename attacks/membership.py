@@ -313,7 +313,7 @@ def _table(artifact: Artifact, classes: int) -> tuple[Tensor, Tensor]:
     return hot.T @ rows / counts.clamp(min=1)[:, None], counts
 
 
-def _score_mixture(artifact: Artifact, view: _View, traces: bool) -> Tensor:
+def _score_mixed_row(artifact: Artifact, view: _View, traces: bool) -> Tensor:
     """Each candidate against the one mixed row, with the weight that its label was sent with."""
     sent = artifact.tensors()
     encoding = sent["encoding"].double()
@@ -384,7 +384,7 @@ def _score(shift: Tensor, white: Tensor, weight: Tensor, variance: Tensor, trace
 _READERS: dict[type[Artifact], Reader] = {
     Representations: _representations,
     Prototypes: _prototypes,
-    EntangledRep: _score_mixture,
+    EntangledRep: _score_mixed_row,
 }
 _TOGETHER: dict[type[Artifact], Callable[[Together, Tensor], Tensor]] = {
     Prototypes: _class_by_class,

@@ -211,7 +211,7 @@ class _Scene:
         covered = torch.zeros(len(self.labels), dtype=torch.bool)
         for artifact in sent:
             if isinstance(artifact, EntangledRep):
-                found = self._score_mixture(artifact)
+                found = self._score_mixed_row(artifact)
             elif isinstance(artifact, Prototypes | Representations):
                 found = self._score_labelled(artifact)
             else:
@@ -222,7 +222,7 @@ class _Scene:
             return torch.full_like(total, torch.nan)
         return torch.where(covered, total, total[covered].min())
 
-    def _score_mixture(self, artifact: EntangledRep) -> Tensor:
+    def _score_mixed_row(self, artifact: EntangledRep) -> Tensor:
         """Each candidate against the one mixed row; NaN where its class is not in it."""
         encoding = undo_smoothing(self.channel, artifact.encoding).double().cpu()
         weights = torch.where(encoding > 0, encoding, 0.0)

@@ -11,6 +11,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+from .core.moved_modules import install as _let_old_paths_be_imported
+
 __version__ = "0.1.0"
 __all__ = [
     "__version__",
@@ -27,6 +29,8 @@ __all__ = [
     "verify",
     "view",
 ]
+
+_let_old_paths_be_imported()
 
 
 def __getattr__(name: str) -> Any:

@@ -31,7 +31,7 @@ def _clients_in_this_process() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _attacks_in_this_process() -> None:
-    """A process for each attack takes two seconds, and there are hundreds; see tests/sealed."""
+    """A process for each attack takes two seconds, and there are hundreds; see tests/sandbox."""
     door.strictest = lambda: door.SAME  # type: ignore[assignment]
 
 

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from .errors import ConfigError, IncompatibleError, unknown_name
+from .moved_modules import old_paths
 
 if TYPE_CHECKING:  # it takes long to import, and help pages ask for no package
     from importlib.metadata import EntryPoint, EntryPoints
@@ -124,8 +125,9 @@ class NameTable(Generic[T]):
             for module in pkgutil.iter_modules(package.__path__):
                 if not module.ispkg:
                     importlib.import_module(f"{self.package}.{module.name}")
-            for point in entry_points(group=self.package):
-                self._load_point(point)
+            for group in (self.package, *old_paths(self.package)):
+                for point in entry_points(group=group):
+                    self._load_point(point)
         finally:
             self._loading = False
         self._loaded = True

@@ -22,7 +22,7 @@ from fedre_privacy.runs.preparation import shared_out
 from fedre_privacy.runs.resolution import resolve_attack
 from fedre_privacy.runs.training import train
 
-tiny = runpy.run_path(str(Path(__file__).parent.parent / "play" / "conftest.py"))["resolve"]
+tiny = runpy.run_path(str(Path(__file__).parent.parent / "experiments" / "conftest.py"))["resolve"]
 FEW = {
     "protocol": "fedavg", "data": {"size": 16, "per_class": 40}, "partition": {"alpha": 100},
     "train": {"clients": 2, "rounds": 4, "epochs": 6, "batch_size": 8, "lr": 0.1},

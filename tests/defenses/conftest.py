@@ -12,7 +12,7 @@ from fedre_privacy.testing import message_checks
 
 _tests = Path(__file__).parent.parent
 federation = runpy.run_path(str(_tests / "protocols" / "conftest.py"))["federation"]
-tiny = runpy.run_path(str(_tests / "play" / "conftest.py"))["tiny"]
+tiny = runpy.run_path(str(_tests / "experiments" / "conftest.py"))["tiny"]
 
 
 @pytest.fixture

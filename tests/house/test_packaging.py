@@ -80,7 +80,7 @@ def test_the_wheel_holds_everything_under_one_name(repo, folders, tmp_path):
     assert expected - names == set()
     assert "fedre_privacy/py.typed" in names
     assert {
-        "fedre_privacy/attacks/inversion/optimise.py",
+        "fedre_privacy/attacks/inversion/gradient_descent.py",
         "fedre_privacy/eval/report/figures.py",
     } <= (names)
     tops = {name.split("/")[0] for name in names}

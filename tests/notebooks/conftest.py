@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from fedre_privacy import job as sweep_job
 from fedre_privacy.benchmarking import executors as processes
+from fedre_privacy.benchmarking import worker as sweep_job
 from fedre_privacy.benchmarking.jobs import BenchmarkJob, Place
 
 Namespace = dict[str, Any]

@@ -108,7 +108,7 @@ def test_nothing_names_the_run(run, found):
 
 def test_nothing_of_the_evaluator_is_loaded(found):
     rooms = {name.split(".")[1] for name in found["modules"]}
-    assert rooms <= {"attacks", "core", "models", "sealed"}
+    assert rooms <= {"attacks", "core", "models", "sandbox"}
 
 
 def test_no_picture_but_the_public_ones_is_within_reach(run, found, data):
