@@ -14,10 +14,12 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+from fedre_privacy.__main__ import COMMANDS as SCRIPTS
 from fedre_privacy.active_server.base import steerings
 from fedre_privacy.active_server.detectors.base import detectors
 from fedre_privacy.attacks.base import attacks
 from fedre_privacy.attacks.shadow_attacks.base import shadow_attacks
+from fedre_privacy.cli.subcommands import inside
 from fedre_privacy.core.config import knobs
 from fedre_privacy.core.registry import Registry
 from fedre_privacy.data.base import datasets
@@ -46,17 +48,10 @@ PAGES: dict[str, tuple[str, str, Registry]] = {
     "partitions": ("Partitions", "what `--partition` takes", partitions),
 }
 
-COMMANDS: dict[str, dict[str, str]] = {
-    "fedre-train": {"": "train", "curves": "curves"},
-    "fedre-attack": {"": "attack", "verify": "verify"},
-    "fedre-benchmark": {
-        "": "benchmark", "claim": "claim", "verify": "repeat", "leaderboard": "leaderboard",
-        "--communication": "communication", "--toy": "toy",
-    },
-    "fedre-audit": {"": "audit"},
-    "fedre-membership": {"": "membership"},
-    "fedre-view": {"": "view"},
-}  # fmt: skip
+COMMANDS = {
+    f"fedre-{name}": {"": name} | {word: at for word, (at, _) in inside(f"fedre-{name}").items()}
+    for name in SCRIPTS
+}
 """By command: its first words, and the module in `fedre_privacy.cli` that has their parser."""
 
 
@@ -88,7 +83,7 @@ def settings_of(part: type) -> list[str]:
         f"| `{one.name}` | `{one.default}` | {one.help}{f' ({one.bounds})' if one.bounds else ''} |"
         for one in knobs(part)
     ]
-    return ["| setting | default | |", "|---|---|---|", *rows] if rows else []
+    return ["| setting | default | what it does |", "|---|---|---|", *rows] if rows else []
 
 
 def page(title: str, what: str, registry: Registry) -> str:
@@ -116,13 +111,13 @@ def options_of(parser: argparse.ArgumentParser) -> Iterator[str]:
         if not shown:
             continue
         yield from ("", f"**{(group.title or 'options').capitalize()}**", "")
-        yield from ("| option | |", "|---|---|")
+        yield from ("| option | what it does |", "|---|---|")
         for action in shown:
             value = formatter._format_args(action, action.dest.upper())
             after = f" {value}" if action.nargs != 0 else ""
             names = ", ".join(f"`{name}{after}`" for name in action.option_strings) or f"`{value}`"
             says = html.escape(formatter._expand_help(action) if action.help else "", quote=False)
-            yield f"| {names.replace('|', chr(92) + '|')} | {says.replace('|', chr(92) + '|')} |"
+            yield f"| {names} | {says.replace('|', chr(92) + '|')} |"
 
 
 def command_page(name: str) -> str:

@@ -34,8 +34,8 @@ PAGES = (
     *(page for folder in ("docs", "results") for page in sorted((ROOT / folder).glob("*.md"))),
 )
 FILE = rf"(?:benchmarks/)?(?:{'|'.join(BENCHMARKS)})\.py"
-FENCE = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
-LINE = re.compile(rf"^(?:\S*/)?python ({FILE}\b.*)$", re.MULTILINE)
+FENCE = re.compile(r"^ *```\w*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+LINE = re.compile(rf"^ *(?:.* && )?(?:\S*/)?python ({FILE}\b.*)$", re.MULTILINE)
 RECIPE = re.compile(rf"^\t.*?/python ({FILE}\b.*)$", re.MULTILINE)
 SPAN = re.compile(rf"(?<!`)`(?:python ({FILE}\b[^`]*)|({FILE}\s[^`]*))`")
 OPTIONS = re.compile(r"(?<!`)`([a-z]+\s+--[^`]*)`")
@@ -130,6 +130,7 @@ FORMS = (
         "--sizes 2 --protocols fedre",
         r"^fedre +2 +[\d.]+ +\d+ +[\d,]+ +\d +[\d,]+$",
     ),
+    Form("first_picture", "", "--steps 2 --out pictures", r"^pictures/first-dark.png$"),
     Form("startup", "", "--repeats 1", r"^fedre-attack list +[\d.]+ +[\d.]+$"),
     Form("load", "", "--axes rounds --sizes 2 --limit 50", r"^\| rounds \| 2 \| [\d.]+ \(data "),
     Form(

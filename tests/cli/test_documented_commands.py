@@ -207,10 +207,11 @@ def accepted(reader, monkeypatch) -> Callable[[str, list[str]], Any]:
     monkeypatch.setattr("fedre_privacy.publish.claims.read_claim", stop)
     monkeypatch.setattr("fedre_privacy.api.leaderboard", stop)
     tables = "fedre_privacy.reproduction"
-    monkeypatch.setattr(f"{tables}.recorded.measured", lambda run: run)
+    monkeypatch.setattr(f"{tables}.measured_traffic.measure_traffic", lambda run: run)
     monkeypatch.setattr("fedre_privacy.runs.run.find_run", found_or_named)
     monkeypatch.setattr(f"{tables}.communication.table_11", stop)
-    monkeypatch.setattr(f"{tables}.shares.read_labels", lambda path: torch.arange(60_000) % 10)
+    labels = f"{tables}.data_shares.read_labels"
+    monkeypatch.setattr(labels, lambda path: torch.arange(60_000) % 10)
 
     def give(program: str, words: list[str]) -> Any:
         module = MODULES[program]

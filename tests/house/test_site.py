@@ -39,6 +39,15 @@ def test_every_part_is_in_the_reference(site: Path) -> None:
         assert "<class>" not in text and "&amp;lt;" not in text
 
 
+def test_commands_and_results_have_pages(site: Path) -> None:
+    for name in ("train", "attack", "benchmark", "audit", "membership", "view"):
+        text = (site / "reference" / f"fedre-{name}.html").read_text()
+        assert f"usage: fedre-{name}" in text and "<code>--json</code>" in text, name
+    for path in (Path(__file__).parents[2] / "results").glob("*.md"):
+        page = (site / "results" / f"{path.stem}.html").read_text()
+        assert page.count("<table") >= path.read_text("utf-8").count("<!-- table: "), path.name
+
+
 def test_functions_show_their_arguments(site: Path) -> None:
     text = (site / "reference" / "functions.html").read_text()
     for name in ("train", "attack", "benchmark", "attack_module"):
@@ -54,7 +63,9 @@ def test_pages_load_nothing_from_elsewhere_and_pictures_are_described(site: Path
         loads.feed(page.read_text())
         assert [one for one in loads.found if "//" in one] == [], page.name
         assert loads.unnamed == [], page.name
-        missing = [one for one in loads.found if not (page.parent / one.split("?")[0]).is_file()]
+        missing = [
+            one for one in loads.found if not (page.parent / re.split("[?#]", one)[0]).is_file()
+        ]
         assert page.name == "404.html" or missing == [], page.name
 
 
