@@ -33,9 +33,9 @@ from fedre_privacy.runs.settings import ATTACK_SECTIONS, TRAIN_SECTIONS
 from .format import (
     CLAIM,
     VERSION,
+    Claim,
     Claimed,
     Numbers,
-    Claim,
     check_name,
     digest,
     hash_content,

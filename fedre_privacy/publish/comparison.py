@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .format import Accuracy, Compared, Numbers, Made, Claim, Verification
+from .format import Accuracy, Claim, Compared, Made, Numbers, Verification
 from .names import OTHERWISE, REPEATS, SCORES, SPLIT, TRAINING, WITHIN
 
 ROUNDING = 1e-6

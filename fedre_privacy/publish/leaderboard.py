@@ -28,7 +28,7 @@ from fedre_privacy.runs.settings import Evaluation
 
 from .claims import agree, leading_measure, measure_of, targets_of
 from .comparison import ACCURACY, contradiction, states
-from .format import Numbers, Claim, Verification, digest, read_published
+from .format import Claim, Numbers, Verification, digest, read_published
 from .names import ATTACK, OTHERWISE, PARTS, REPEATS, SCORES, SPLIT, TRAINING, WITHIN
 
 UNCHECKED = "not repeated yet"

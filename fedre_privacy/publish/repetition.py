@@ -40,9 +40,9 @@ from .format import (
     VERIFICATION,
     VERSION,
     Accuracy,
+    Claim,
     Compared,
     Made,
-    Claim,
     Verification,
     check_name,
     hash_content,
@@ -300,9 +300,7 @@ def verify_claim(
     )  # fmt: skip
 
 
-def compare_measures(
-    claim: Claim, card: Card, made: Made, trained: Run | None
-) -> list[Compared]:
+def compare_measures(claim: Claim, card: Card, made: Made, trained: Run | None) -> list[Compared]:
     """Every measure that is claimed, and those that the same version gives and nobody claims.
 
     Args:

@@ -43,7 +43,7 @@ def test_every_file_that_the_page_names_exists(repo: Path) -> None:
     text = (repo / "docs" / "architecture.md").read_text(encoding="utf-8")
     assert len(set(NAMED.findall(text))) > 40
     assert absent(repo, text) == []
-    assert absent(repo, "See `runs/no_such.py`, `runs/run.py: Nothing` and `job.py: main`.") == [
+    assert absent(repo, "See `runs/no_such.py`, `runs/run.py: Nothing` and `cli/train.py: main`.") == [
         "runs/no_such.py", "runs/run.py: Nothing",
     ]  # fmt: skip
 

@@ -111,9 +111,7 @@ def test_the_outcome_is_that_of_the_worst_measure():
 def test_the_same_numbers_are_due_where_the_same_bytes_were_uploaded(published):
     claim = read_claim(published.path)
     here = claim.attack
-    elsewhere = Made(
-        device=here.device, versions={**here.versions, "torch": "2.4.0"}, seconds=1.0
-    )
+    elsewhere = Made(device=here.device, versions={**here.versions, "torch": "2.4.0"}, seconds=1.0)
     assert is_due(claim, TRAINING, here, uploads_same=True)
     assert not is_due(claim, TRAINING, here, uploads_same=False)
     assert not is_due(claim, TRAINING, elsewhere, uploads_same=True)
