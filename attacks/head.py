@@ -32,7 +32,7 @@ from .gradients.class_means import (
 )
 from .gradients.head_uploads import LEAST_SHARE, MOST_REPLAYED, HeadCase, earlier_cases, head_cases
 from .gradients.matrix_heads import implied_bias
-from .inversion.shadow_models import class_shares, rehearsable, rehearsed_models
+from .inversion.shadow_models import class_shares, require_shadow_models, train_shadow_models
 from .mixtures.aux_features import aux_reps, class_means
 
 METHODS = ("combined", "simulate", "ratio")
@@ -219,11 +219,11 @@ class HeadUpdate(Attack):
     ) -> _Public:
         """Public images of each class through copies of the client that were trained on them."""
         assert observation.aux is not None
-        rehearsable(observation, random=False)
+        require_shadow_models(observation, random=False)
         aux = observation.aux.float().to(context.device)
         owner = (case.client, case.round)
         shares = class_shares(observation, context, owner, told=self._share(case).double())
-        copies = rehearsed_models(observation, context, owner, REHEARSALS, shares)
+        copies = train_shadow_models(observation, context, owner, REHEARSALS, shares)
         reps = [outputs(one.get_submodule("extractor"), aux).cpu() for one in copies]
         return _public_means(case, observation, reps)
 

@@ -17,7 +17,7 @@ from fedre_privacy.core.threads import single_threaded
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, SuiteEntry, attacks
-from .common.channels import rows_sent_anew
+from .common.channels import rows_resent
 from .common.class_outputs import ClassOutputs
 from .common.explained_share import rows_explained
 from .common.frozen_modules import frozen_copy, outputs
@@ -224,7 +224,7 @@ def _answer(
     def anew(values: Tensor) -> Tensor:
         """Outputs (n, T * C) as they would be sent, and their features."""
         parts = [
-            rows_sent_anew(observation.channel, part, upload.to(part), fresh)
+            rows_resent(observation.channel, part, upload.to(part), fresh)
             for part, upload in zip(
                 values.split(observation.num_classes, 1), job.uploads, strict=True
             )

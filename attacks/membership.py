@@ -148,7 +148,7 @@ class MembershipInference(Attack):
         joint = self.rounds_together and not self._traces
         tables = [(r, a) for r, a in sent if r in held and isinstance(a, ClassLogits)]
         if tables:
-            rows, models = _beside(observation, client, tables)
+            rows, models = _class_outputs(observation, client, tables)
             net = frozen_copy(models, context.device)
             view = self._scene(observation, context, net, mine, reference, samples)
             total = _prototypes(rows, view, self._traces)
@@ -409,7 +409,7 @@ class _Beside(nn.Module):
         return torch.cat([model(images) for model in self.models], 1)
 
 
-def _beside(
+def _class_outputs(
     observation: Observation, client: int, tables: Sequence[tuple[int, ClassLogits]]
 ) -> tuple[Prototypes, _Beside]:
     """Mean outputs of classes over rounds, as prototypes of one long output, and what made them.

@@ -46,9 +46,9 @@ from fedre_privacy.core.units import plural
 from .base import Attack, Context, attacks
 from .common.frozen_modules import frozen_copy
 from .common.tiling import cached
-from .common.upload_features import Blocks, Scale, blocks_of, counts_told
+from .common.upload_features import Blocks, Scale, blocks_of, class_counts_of
 from .gradients.victims import architecture_key
-from .inversion.shadow_models import Rehearsing, classes_drawn, rehearsable
+from .inversion.shadow_models import ShadowModelAttack, classes_drawn, require_shadow_models
 
 LEAST_SHADOWS = 40
 """Rehearsals of the clients of one architecture, at least."""
@@ -60,7 +60,7 @@ VALUES = (ClippingStep, Masking, Noise, UnknownNoise, RandomRounding)
 
 @attacks.register("property")
 @dataclass(frozen=True, kw_only=True)
-class PropertyInference(Rehearsing, Attack):
+class PropertyInference(ShadowModelAttack, Attack):
     """Tell from an upload what share of a client's images is of one class, or dark, and so on.
 
     The server rehearses each client on auxiliary images from the weights that it began with, with
@@ -111,7 +111,7 @@ class PropertyInference(Rehearsing, Attack):
     shadows: int = knob(200, help="rehearsals in all, dealt out to the clients", ge=10)
 
     def run(self, observation: Observation, context: Context) -> PropertyScores:
-        rehearsable(observation, random=self.start == "random")
+        require_shadow_models(observation, random=self.start == "random")
         if not observation.properties:
             raise IncompatibleError(
                 "The attack was given no property to ask about.",
@@ -197,7 +197,7 @@ class _Team:
             a for u in uploads if (u.client, u.round) == (client, self.round) for a in u.artifacts
         ]
         seen = self.observation
-        counts = counts_told(
+        counts = class_counts_of(
             [*(whole or self._upload_of(client)), *once], seen.num_classes, seen.channel
         )
         return None if counts is None else counts / counts.sum()

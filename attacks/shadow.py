@@ -26,21 +26,21 @@ from fedre_privacy.core.threads import single_threaded
 from fedre_privacy.core.types import Observation
 
 from .base import RECOVERED, Attack, Context, SuiteEntry, attacks
-from .common.channels import ROWS_REPEATED, bounded_each, rows_sent_anew, upload_behind
+from .common.channels import ROWS_REPEATED, bounded_each, rows_resent, upload_behind
 from .common.frozen_modules import outputs
 from .common.objectives import l2rel
 from .common.tiling import Piece, Tick, in_groups, reconstruction
-from .gradients.head_uploads import shares_told
+from .gradients.head_uploads import class_shares_of
 from .inversion.class_means import ClassMeans
 from .inversion.kalman_update import FINEST, DctBands, kalman_update, without_fold
 from .inversion.linear_map import PENALTIES, Sums, errors_by_penalty, fit_ridge, total
 from .inversion.shadow_models import (
     Owner,
-    Rehearsing,
+    ShadowModelAttack,
     class_shares,
-    rehearsable,
-    rehearsed_models,
-    sent_by,
+    require_shadow_models,
+    train_shadow_models,
+    upload_of,
 )
 from .inversion.simulated_uploads import SHIFTS, folds_of, views
 
@@ -56,7 +56,7 @@ class _Rows:
     classes: list[int]
 
 
-def rehearsed_answers(
+def shadow_answers(
     observation: Observation, context: Context, how: Shadow, told: Mapping[Owner, Tensor | None]
 ) -> Reconstruction:
     """Answer every target by maps fitted to rehearsed clients.
@@ -68,7 +68,7 @@ def rehearsed_answers(
         IncompatibleError: too few auxiliary images, or nothing to rehearse with.
     """
     random = how.start == "random"
-    rehearsable(observation, random=random)
+    require_shadow_models(observation, random=random)
     found = _by_owner(observation)
     groups = {f"client-{k:06d}-{r:06d}": torch.tensor(found[k, r].numbers) for k, r in found}
     owners = dict(zip(groups, found, strict=True))
@@ -79,7 +79,7 @@ def rehearsed_answers(
             shares = class_shares(
                 observation, context, own, told=told[own], tries=how.tries, random=random
             )
-            models = rehearsed_models(
+            models = train_shadow_models(
                 observation, context, own, how.shadows, shares, random=random, tick=tick
             )
             return _client(observation, context, own, found[own], how, models)
@@ -120,7 +120,7 @@ def _client(
 ) -> Piece:
     """Answer the targets of one client, of which these are copies."""
     team = _team(observation, context, owner, rows, how, models)
-    known = ClassMeans.uploaded(sent_by(observation, owner))
+    known = ClassMeans.uploaded(upload_of(observation, owner))
     if known is None:
         known = ClassMeans.of(torch.stack(rows.reps), torch.tensor(rows.classes))
     pieces: dict[str, Tensor] = {}
@@ -250,7 +250,7 @@ def _team(
         return made if upload is None else bounded_each(observation.channel, made)
 
     def sent_anew(made: Tensor) -> Tensor:
-        return made if upload is None else rows_sent_anew(observation.channel, made, upload, draws)
+        return made if upload is None else rows_resent(observation.channel, made, upload, draws)
 
     extractors = [model.get_submodule("extractor") for model in models]
     pictures = list(islice(views(aux, 2 * how.views), 0, None, 2))
@@ -333,7 +333,7 @@ UNKNOWN_START: dict[str, Any] = {
 
 @attacks.register("shadow")
 @dataclass(frozen=True, kw_only=True)
-class Shadow(Rehearsing, Attack):
+class Shadow(ShadowModelAttack, Attack):
     """Recover images from early uploads through copies of the client that the server trained.
 
     Where clients of one architecture begin with weights that the server knows, it trains a few
@@ -406,5 +406,5 @@ class Shadow(Rehearsing, Attack):
 
     def run(self, observation: Observation, context: Context) -> Reconstruction:
         owners = {(upload.client, upload.round) for upload in observation.targets}
-        told = {owner: shares_told(observation, owner) for owner in sorted(owners)}
-        return rehearsed_answers(observation, context, self, told)
+        told = {owner: class_shares_of(observation, owner) for owner in sorted(owners)}
+        return shadow_answers(observation, context, self, told)

@@ -35,15 +35,15 @@ from .base import Attack, Context, SuiteEntry, attacks
 from .common.channels import row_as_compared, undo_smoothing
 from .common.client_messages import asked_of
 from .common.tiling import Piece, Tick, in_groups
-from .gradients.head_uploads import shares_told
+from .gradients.head_uploads import class_shares_of
 from .inversion.class_means import ClassMeans
 from .inversion.shadow_models import (
     Owner,
-    Rehearsing,
+    ShadowModelAttack,
     UploadComparison,
     class_shares,
-    rehearsable,
-    rehearsed_models,
+    require_shadow_models,
+    train_shadow_models,
 )
 from .mixtures.class_statistics import NOISE, SIZES
 
@@ -54,7 +54,7 @@ UNSAID = "candidates of classes that are in no upload get the lowest score of th
 
 @attacks.register("shadow-membership")
 @dataclass(frozen=True, kw_only=True)
-class ShadowMembership(Rehearsing, Attack):
+class ShadowMembership(ShadowModelAttack, Attack):
     """Score candidates by the odds that an early upload holds them, through copies of the client.
 
     Copies of the client are trained as `shadow` trains them. A mean R of representations is tested
@@ -112,7 +112,7 @@ class ShadowMembership(Rehearsing, Attack):
         return {place: kinds for place, kinds in found.items() if place != "rows" or not outputs}
 
     def run(self, observation: Observation, context: Context) -> MembershipScores:
-        rehearsable(observation, random=self.start == "random")
+        require_shadow_models(observation, random=self.start == "random")
         asked = asked_of(observation)
         owners: dict[str, Owner] = {}
         groups: dict[str, Tensor] = {}
@@ -154,11 +154,11 @@ class ShadowMembership(Rehearsing, Attack):
             observation,
             context,
             owner,
-            told=shares_told(observation, owner),
+            told=class_shares_of(observation, owner),
             tries=self.tries,
             random=random,
         )
-        models = rehearsed_models(
+        models = train_shadow_models(
             observation,
             context,
             owner,

@@ -67,13 +67,13 @@ from fedre_privacy.data.base import datasets
 from fedre_privacy.experiments import attack as attacking
 from fedre_privacy.experiments.external_recording import (
     ExternalRecording,
-    foreign_folder,
-    read_foreign,
+    external_folder,
+    read_external_uploads,
 )
-from fedre_privacy.experiments.external_trial import prepare_given
+from fedre_privacy.experiments.external_trial import prepare_external
 from fedre_privacy.federation import loop
 from fedre_privacy.federation.recorder import Recorder
-from fedre_privacy.federation.training_info import write_told
+from fedre_privacy.federation.training_info import write_training_info
 from fedre_privacy.reports.attack import attack_page
 from fedre_privacy.reports.run_figures import draw
 from fedre_privacy.reproduction.measured_traffic import measure_traffic
@@ -211,8 +211,8 @@ def _foreign(settings: Any, *, updates: bool = False) -> Read:
         )  # fmt: skip
         if settings.attack.answers == "labels":
             recorded = dataclasses.replace(recorded, aux=None, truth=None)
-        trial = prepare_given(read_foreign(recorded, None), settings)
-        place = foreign_folder(recorded, settings, trial, folder / "out")
+        trial = prepare_external(read_external_uploads(recorded, None), settings)
+        place = external_folder(recorded, settings, trial, folder / "out")
         result = attacking.attack_into(
             place, settings, lambda: trial, device=CPU, isolation="same-process"
         )
@@ -368,7 +368,7 @@ def _foreign_updates(folder: Path) -> None:
         ]
         recorder.write(round, sent, [Broadcast(round, (0, 1), (ModelState(before),))])
     recorder.save()
-    write_told(folder / "uploads", {"lr": 0.1, "epochs": 1, "sizes": {"0": 6, "1": 6}})
+    write_training_info(folder / "uploads", {"lr": 0.1, "epochs": 1, "sizes": {"0": 6, "1": 6}})
     images = np.random.default_rng(0).random((12, 1, 16, 16), dtype=np.float32)
     labels = np.arange(12) % 10
     np.savez(folder / "aux.npz", images=images, labels=labels)

@@ -55,7 +55,7 @@ class RateShown:
 
 
 @dataclass(frozen=True)
-class WorldsScore:
+class ShadowMembershipScore:
     """What an attack found in all worlds.
 
     Args:
@@ -112,7 +112,7 @@ def check_rates(rates: Sequence[float], worlds: int, slots: int) -> None:
         )
 
 
-def evaluate_worlds(
+def evaluate_shadow_membership(
     scores: Tensor,
     coins: Tensor,
     clients: Tensor,
@@ -121,7 +121,7 @@ def evaluate_worlds(
     rates: Sequence[float],
     draws: int = DRAWS,
     seed: int = 0,
-) -> WorldsScore:
+) -> ShadowMembershipScore:
     """Score an attack, with intervals by a bootstrap over worlds.
 
     Args:
@@ -148,7 +148,7 @@ def evaluate_worlds(
     times.scatter_add_(1, picked, torch.ones_like(times))
     shown = tuple(_rate(scores, coins, rate, times) for rate in rates)
     within = _within(scores, coins, clients, labels)
-    return WorldsScore(float(each.mean()), ends, within, shown, len(scores))
+    return ShadowMembershipScore(float(each.mean()), ends, within, shown, len(scores))
 
 
 def _ends(values: Tensor) -> Interval:
@@ -194,7 +194,7 @@ def _above(scores: Tensor, where: Tensor, levels: Tensor) -> Tensor:
     return torch.stack(rows)
 
 
-def chance(coins: Tensor, rates: Sequence[float]) -> WorldsScore:
+def chance(coins: Tensor, rates: Sequence[float]) -> ShadowMembershipScore:
     """What scores without any knowledge come to, with the interval that 95 % of them fall in."""
     inside, outside = coins.sum(1).double(), (~coins).sum(1).double()
     variance = (inside + outside + 1) / (12 * inside * outside)
@@ -210,7 +210,7 @@ def chance(coins: Tensor, rates: Sequence[float]) -> WorldsScore:
             float(scipy.stats.binom.ppf(p, members, rate)) / members for p in (tail, 1 - tail)
         )
         shown.append(RateShown(rate, rate, (low, high)))
-    return WorldsScore(0.5, (0.5 - half, 0.5 + half), 0.5, tuple(shown), len(coins))
+    return ShadowMembershipScore(0.5, (0.5 - half, 0.5 + half), 0.5, tuple(shown), len(coins))
 
 
 def most_of_mu(mu: float, rates: Sequence[float]) -> tuple[float, tuple[float, ...]]:

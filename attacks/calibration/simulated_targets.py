@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedre_privacy.attacks.common.channels import (
     bounded_each,
-    rows_sent_anew,
+    rows_resent,
     undo_smoothing,
     upload_behind,
 )
@@ -282,7 +282,7 @@ def _simulate_upload(
     if behind is None:
         return weights @ reps
     channel = observation.channel
-    return rows_sent_anew(channel, weights @ bounded_each(channel, reps), behind, rng)
+    return rows_resent(channel, weights @ bounded_each(channel, reps), behind, rng)
 
 
 def _shuffle_rows(rows: Tensor, rng: torch.Generator) -> Tensor:

@@ -96,7 +96,7 @@ ROWS_REPEATED: StepsAt = {
     "each": (ClippingStep,),
     "rows": (ClippingStep, Masking, Noise, RandomRounding),
 }
-"""What `bounded_each` and `rows_sent_anew` take into account."""
+"""What `bounded_each` and `rows_resent` take into account."""
 
 
 def bounded_each(channel: Channel, reps: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ def bounded_each(channel: Channel, reps: Tensor) -> Tensor:
     return reps
 
 
-def rows_sent_anew(
+def rows_resent(
     channel: Channel, rows: Tensor, upload: Tensor, generator: torch.Generator
 ) -> Tensor:
     """Rows (n, d) as uploads of their own: bounded, masked, noised and rounded with fresh draws.

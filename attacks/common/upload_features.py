@@ -86,13 +86,13 @@ class Scale:
         }
 
 
-def counts_told(sent: Iterable[Artifact], num_classes: int, channel: Channel) -> Tensor | None:
+def class_counts_of(sent: Iterable[Artifact], num_classes: int, channel: Channel) -> Tensor | None:
     """How many samples of each class (C,) a client has, where its uploads say so."""
     sent = list(sent)
     for artifact in sent:
         if isinstance(artifact, Representations):
             return torch.bincount(artifact.labels.long(), minlength=num_classes).double()
-    named = classes_told(sent, num_classes, channel)
+    named = classes_of(sent, num_classes, channel)
     for artifact in sent:
         values = artifact.values.double() if isinstance(artifact, Counts) else torch.zeros(0)
         if values.dim() != 1 or len(values) < 2 or not float(values.sum()) > 0:
@@ -104,7 +104,7 @@ def counts_told(sent: Iterable[Artifact], num_classes: int, channel: Channel) ->
     return None
 
 
-def classes_told(sent: Iterable[Artifact], num_classes: int, channel: Channel) -> Tensor:
+def classes_of(sent: Iterable[Artifact], num_classes: int, channel: Channel) -> Tensor:
     """Which classes (C,) bool a client's uploads name; none where they carry no label."""
     named = torch.zeros(num_classes, dtype=torch.bool)
     for artifact in sent:

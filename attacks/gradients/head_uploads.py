@@ -156,7 +156,7 @@ def earlier_cases(observation: Observation, case: HeadCase, rounds: int) -> list
     return found
 
 
-def shares_told(observation: Observation, owner: tuple[int, int]) -> Tensor | None:
+def class_shares_of(observation: Observation, owner: tuple[int, int]) -> Tensor | None:
     """Class shares (C,) that a head which a client uploaded tells of, or None."""
     training = observation.training
     for upload in observation.uploads:

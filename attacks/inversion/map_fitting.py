@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.attacks.base import Context
-from fedre_privacy.attacks.common.channels import bounded_each, rows_sent_anew, upload_behind
+from fedre_privacy.attacks.common.channels import bounded_each, rows_resent, upload_behind
 from fedre_privacy.attacks.common.frozen_modules import BATCH, frozen_copy, outputs
 from fedre_privacy.attacks.common.objectives import l2rel
 from fedre_privacy.attacks.common.tiling import Piece
@@ -73,7 +73,7 @@ def prepare_work(
     if upload is not None:
         fresh = stream(context.seed, f"defended {job.family}", client=client, round=round)
         clean = [bounded_each(channel, r) for r in clean]
-        reps = [rows_sent_anew(channel, r, upload, fresh) for r in clean]
+        reps = [rows_resent(channel, r, upload, fresh) for r in clean]
     fold = folds_of(len(aux), FOLDS).to(context.device)
     sums: list[Sums] = []
     for number, (r, moved) in enumerate(zip(reps, views(aux, linear.views), strict=True)):
@@ -88,7 +88,7 @@ def prepare_work(
     else:
         pairs = simulate_averages(observation, job, aux, clean[:AVERAGED_VIEWS], draws)
         if upload is not None:
-            pairs = replace(pairs, reps=rows_sent_anew(channel, pairs.reps, upload, fresh))
+            pairs = replace(pairs, reps=rows_resent(channel, pairs.reps, upload, fresh))
         means = [
             Sums.of(pairs.reps[pairs.fold == one], pairs.images[pairs.fold == one].flatten(1))
             for one in range(FOLDS)

@@ -14,7 +14,7 @@ from fedre_privacy.attacks.common.channels import bounded_each, row_as_compared
 from fedre_privacy.attacks.common.class_outputs import ClassOutputs
 from fedre_privacy.attacks.common.frozen_modules import frozen_copy, outputs
 from fedre_privacy.attacks.common.tiling import Tick
-from fedre_privacy.attacks.common.upload_features import classes_told, counts_told
+from fedre_privacy.attacks.common.upload_features import class_counts_of, classes_of
 from fedre_privacy.core.artifacts import Artifact, ClassLogits, Prototypes
 from fedre_privacy.core.channels import NOTHING, Channel
 from fedre_privacy.core.config import knob
@@ -40,7 +40,7 @@ Owner = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rehearsing:
+class ShadowModelAttack:
     """What an attack needs that rehearses clients, and where its rehearsals begin."""
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset(
@@ -68,7 +68,7 @@ class Rehearsing:
         return self.needs - unknown
 
 
-def rehearsable(observation: Observation, *, random: bool) -> None:
+def require_shadow_models(observation: Observation, *, random: bool) -> None:
     """Refuse an observation of which no client can be rehearsed.
 
     Raises:
@@ -116,7 +116,7 @@ class UploadComparison:
     @classmethod
     def by(cls, observation: Observation, owner: Owner) -> UploadComparison:
         """What the client uploaded in the round."""
-        sent = sent_by(observation, owner)
+        sent = upload_of(observation, owner)
         tables = [one for one in sent if isinstance(one, ClassLogits)]
         if not tables:
             return cls(sent, observation.channel, None)
@@ -150,8 +150,8 @@ def class_shares(
         tries: rehearsals of each stage of that search; 0: no search.
         random: rehearse from random weights; then nothing is sought.
     """
-    sent = sent_by(observation, owner)
-    counted = counts_told(sent, observation.num_classes, observation.channel)
+    sent = upload_of(observation, owner)
+    counted = class_counts_of(sent, observation.num_classes, observation.channel)
     if counted is not None:
         return counted[None]
     if told is not None:
@@ -160,10 +160,10 @@ def class_shares(
     mixes = Mixes.uploaded(known.sent, observation.num_classes, known.channel)
     if mixes is None or not tries or random:
         return None
-    return _Rehearsal(observation, context, owner, random).sought(known, mixes, tries)
+    return _ShadowTraining(observation, context, owner, random).sought(known, mixes, tries)
 
 
-def rehearsed_models(
+def train_shadow_models(
     observation: Observation,
     context: Context,
     owner: Owner,
@@ -182,7 +182,7 @@ def rehearsed_models(
         random: begin with random weights in place of the initial model.
         tick: told of each copy that is done.
     """
-    rehearse = _Rehearsal(observation, context, owner, random)
+    rehearse = _ShadowTraining(observation, context, owner, random)
     share = None if shares is None else shares.mean(0)
     made = []
     for number in range(count):
@@ -193,7 +193,7 @@ def rehearsed_models(
 
 
 @dataclass(frozen=True, eq=False)
-class _Rehearsal:
+class _ShadowTraining:
     """A client's training up to a round, on auxiliary images of some class shares."""
 
     observation: Observation
@@ -217,7 +217,7 @@ class _Rehearsal:
         rng = stream(self.context.seed, "shadow", **where)
         seed = derive(self.context.seed, "rehearsal", **where)
         if share is None:
-            share = classes_drawn(seen, sent_by(seen, self.owner), rng)
+            share = classes_drawn(seen, upload_of(seen, self.owner), rng)
         index = _draw_stand_ins(seen, with_images(seen, share), seen.training.sizes[client], rng)
         start = seen.rehearse.blank(client, seed) if self.random else seen.initial[client, 0]
         after = seen.rehearse(
@@ -298,10 +298,10 @@ def classes_drawn(
 
     Classes without an auxiliary image weigh nothing.
     """
-    counted = counts_told(sent, observation.num_classes, observation.channel)
+    counted = class_counts_of(sent, observation.num_classes, observation.channel)
     if counted is not None:
         return with_images(observation, counted)
-    share = classes_told(sent, observation.num_classes, observation.channel).double()
+    share = classes_of(sent, observation.num_classes, observation.channel).double()
     if bool(share.any()):
         share[share > 0] = dirichlet(int(share.sum()), rng)
     else:
@@ -317,7 +317,7 @@ def with_images(observation: Observation, share: Tensor) -> Tensor:
     return left if float(left.sum()) > 0 else held.double()
 
 
-def sent_by(observation: Observation, owner: Owner) -> list[Artifact]:
+def upload_of(observation: Observation, owner: Owner) -> list[Artifact]:
     """What the client uploaded in the round; where that is not known, the targets."""
     for uploads in (observation.uploads, observation.targets):
         found: list[Upload] = [u for u in uploads if (u.client, u.round) == owner]

@@ -221,7 +221,7 @@ def image_sheet(
             if line == 0:
                 axes.set_title(heads[number], fontsize=SMALL, pad=4)
             if number == 0:
-                _beside(axes, note)
+                _row_note(axes, note)
     settle(figure)
     return figure
 
@@ -248,7 +248,7 @@ def _image(axes: Axes, image: Tensor) -> None:
         )  # fmt: skip
 
 
-def _beside(axes: Axes, note: str) -> None:
+def _row_note(axes: Axes, note: str) -> None:
     """Write a note at the left of an image, its first line in bold."""
     head, _, rest = note.partition("\n")
     for words, down, size, weight, colour in (

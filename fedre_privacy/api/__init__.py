@@ -41,8 +41,8 @@ from fedre_privacy.entanglement.base import Entanglement
 from fedre_privacy.experiments import attack as attacking
 from fedre_privacy.experiments import user_module as own_module
 from fedre_privacy.experiments.default_attack import with_usual_attack
-from fedre_privacy.experiments.membership_result import WorldsResult
-from fedre_privacy.experiments.shadow_federations import plan_worlds
+from fedre_privacy.experiments.membership_result import MembershipResult
+from fedre_privacy.experiments.shadow_federations import plan_shadow_federations
 from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.publish import leaderboard as posting
 from fedre_privacy.publish import repetition as repeating
@@ -238,7 +238,7 @@ def audit(run: recorded.Run, *, inside: bool = False, **options: Unpack[AuditOpt
 
 
 @document_options(MembershipOptions)
-def membership(run: recorded.Run, **options: Unpack[MembershipOptions]) -> WorldsResult:
+def membership(run: recorded.Run, **options: Unpack[MembershipOptions]) -> MembershipResult:
     """Tell who trained, in shadow federations with the settings of a run.
 
     Samples are in or out by fair coins. Record, figures, guesses and a page are written beside the
@@ -251,7 +251,7 @@ def membership(run: recorded.Run, **options: Unpack[MembershipOptions]) -> World
     Raises:
         FedreError: a bad plan, or of a training or an attack.
     """
-    plan = plan_worlds(
+    plan = plan_shadow_federations(
         run.settings,
         worlds=options["worlds"],
         rates=options["rates"],

@@ -24,13 +24,16 @@ from fedre_privacy.core.registry import allow_module_paths
 from fedre_privacy.experiments import attack as attacking
 from fedre_privacy.experiments.attack import AttackResult as AttackResult
 from fedre_privacy.experiments.compatibility import check_ahead, check_rounds
-from fedre_privacy.experiments.membership_result import WorldsResult
-from fedre_privacy.experiments.shadow_federations import WorldsPlan, play_worlds
+from fedre_privacy.experiments.membership_result import MembershipResult
+from fedre_privacy.experiments.shadow_federations import (
+    ShadowFederationPlan,
+    run_shadow_federations,
+)
 from fedre_privacy.reports import run_figures
 from fedre_privacy.reports.attack import attack_page
 from fedre_privacy.reports.benchmark import write_benchmark_report
 from fedre_privacy.reports.html import fragment
-from fedre_privacy.reports.membership import write_worlds_report
+from fedre_privacy.reports.membership import write_membership_report
 from fedre_privacy.reports.page_parts import NAME
 from fedre_privacy.runs import preparation as preparing
 from fedre_privacy.runs import run as recorded
@@ -143,7 +146,7 @@ def run_attack(run: recorded.Run, settings: AttackSettings, **how: Any) -> Attac
     return result
 
 
-def run_membership(plan: WorldsPlan, **how: Any) -> WorldsResult:
+def run_membership(plan: ShadowFederationPlan, **how: Any) -> MembershipResult:
     """Train the worlds of a plan, attack each, and write what was found into their folder.
 
     Args:
@@ -152,9 +155,9 @@ def run_membership(plan: WorldsPlan, **how: Any) -> WorldsResult:
     Raises:
         FedreError: of a training or an attack.
     """
-    done = WorldsResult(play_worlds(plan, **how))
+    done = MembershipResult(run_shadow_federations(plan, **how))
     done.write()
-    write_worlds_report(done)
+    write_membership_report(done)
     return done
 
 

@@ -29,7 +29,7 @@ from fedre_privacy.runs.membership_game import (
     COIN,
     NULL,
     PAIR,
-    Coins,
+    MembershipGame,
     Slots,
     draw_coins,
     draw_slots,
@@ -77,7 +77,7 @@ class Twice:
         return self.curve.least(self.curve.least(success))
 
 
-def coins_of(settings: TrainSettings) -> Coins:
+def coins_of(settings: TrainSettings) -> MembershipGame:
     """The coins of a federation that can be audited inside.
 
     Raises:

@@ -75,7 +75,7 @@ def run(
             with lock_folder(place.turn(job), wait=True):
                 if place.done(job):  # another benchmark may have done it meanwhile
                     return 0
-                words, content = luggage(job, place, arguments[job.name])
+                words, content = job_payload(job, place, arguments[job.name])
                 given = data_path(job)
                 ref = remote(work).remote(words, content, versions(), given, data.get(given))
                 sent.append(ref)
@@ -160,7 +160,7 @@ def data_path(job: BenchmarkJob) -> str:
     return str(getattr(job.training.data, "path", None) or "")
 
 
-def luggage(job: BenchmarkJob, place: Place, words: Sequence[str]) -> tuple[list[str], bytes]:
+def job_payload(job: BenchmarkJob, place: Place, words: Sequence[str]) -> tuple[list[str], bytes]:
     """What a job does there, and an archive of its settings, and of its run if that is complete.
 
     Args:
@@ -183,7 +183,7 @@ def work(
 
     Args:
         words: the module whose `main` does the job, and its arguments; paths are relative.
-        content: see `luggage`. needed: versions that this machine must have.
+        content: see `job_payload`. needed: versions that this machine must have.
         given: the path that settings name for data. data: an archive of what lies there.
     """
     if versions() != needed:

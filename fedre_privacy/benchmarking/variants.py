@@ -145,7 +145,7 @@ def read_sweep(sweep: Values, base: Values, *, name: str) -> Benchmark:
             next_step="Add for example 'protocols: [fedre, fedgh]'.",
         )
     shared = merge(dict(sweep.get("base") or {}), base)
-    variants = _told_apart([_mark_active_server(variant, shared) for variant in variants])
+    variants = _distinguish_labels([_mark_active_server(variant, shared) for variant in variants])
     attacks = sweep.get("attacks")
     seeds = tuple(sweep.get("seeds") or (0, 1, 2))
     targets = sweep.get("targets")
@@ -196,7 +196,7 @@ def _mark_active_server(variant: Variant, shared: Values) -> Variant:
     return Variant(f"{variant.label}, {active}", variant.values)
 
 
-def _told_apart(variants: Sequence[Variant]) -> list[Variant]:
+def _distinguish_labels(variants: Sequence[Variant]) -> list[Variant]:
     """Variants of one label get labels of their own: means are over trainings of one label."""
     shared = Counter(variant.label for variant in variants)
     found, count = [], Counter[str]()

@@ -107,14 +107,14 @@ def run(options: argparse.Namespace, output: Output) -> int:
     from fedre_privacy.sandbox.client import warm
 
     from .shared.explain import explain, list_for
-    from .shared.external_uploads import refuse_without_uploads, run_foreign
+    from .shared.external_uploads import attack_external_uploads, refuse_without_uploads
     from .shared.result import print_result, print_run
     from .shared.settings import gather, refuse_training_options
 
     asked = {name: getattr(options, name) for name in ATTACKING if hasattr(options, name)}
     values, where = gather(options, attack_values(**asked))
     if options.uploads is not None:
-        return run_foreign(options, values, where, output)
+        return attack_external_uploads(options, values, where, output)
     refuse_without_uploads(options)
     recorded = None
     if options.run not in (None, "list"):
@@ -141,7 +141,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     secrets = [options.runs_dir, *training.data.sources()]
     warm(options.isolation, device, recorded.secrets() if recorded else secrets)  # meanwhile
     if options.dry_run:
-        _rehearse(recorded, training, settings, options, device, output)
+        _print_dry_run(recorded, training, settings, options, device, output)
         return 0
     how = {"device": device, "resume": options.resume, "restart": options.restart, "report": output}
     run = recorded or run_training(training, runs=options.runs_dir, attack=settings, **how)
@@ -177,7 +177,7 @@ def _next(result: AttackResult) -> str:
     return f"--target {'representations' if trial.kind != 'representations' else 'prototypes'}"
 
 
-def _rehearse(
+def _print_dry_run(
     recorded: Run | None,
     training: TrainSettings,
     settings: AttackSettings,
@@ -186,7 +186,7 @@ def _rehearse(
     output: Output,
 ) -> None:
     from fedre_privacy.experiments.attack import require_complete
-    from fedre_privacy.experiments.dry_run import rehearse
+    from fedre_privacy.experiments.dry_run import dry_run
     from fedre_privacy.runs.folder import COMPLETE, begin, status_of
     from fedre_privacy.runs.run import Run
 
@@ -199,7 +199,7 @@ def _rehearse(
         place = done.folder / "attacks" / settings.folder_name
         if not options.restart:
             begin(place, resume=options.resume, restart=False, what="Attack")
-    plan = rehearse(done or training, settings, device, options.runs_dir)
+    plan = dry_run(done or training, settings, device, options.runs_dir)
     for heading, text in plan.lines.items():
         output.line(heading, text)
     output.final(None, {"plan": vars(plan)})

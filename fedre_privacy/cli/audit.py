@@ -75,7 +75,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     from fedre_privacy.auditing.recorded_run import plan_audit
     from fedre_privacy.experiments.attack import require_complete
     from fedre_privacy.runs.device import choose_device
-    from fedre_privacy.runs.membership_game import Coins
+    from fedre_privacy.runs.membership_game import MembershipGame
 
     from .shared.explain import explain
     from .shared.result import print_dry_run, print_run
@@ -86,7 +86,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     recorded, settings = recorded_or_asked(options, see="fedre-audit --explain")
     if recorded is None and inside and settings.coins is None:
         each = math.ceil(options.canaries / settings.train.clients)
-        coins = Coins(game=options.game, slots=max(each, 2), canary=options.canary)
+        coins = MembershipGame(game=options.game, slots=max(each, 2), canary=options.canary)
         settings = settings.in_world(coins)
     if options.explain:
         explain(settings, None, output)

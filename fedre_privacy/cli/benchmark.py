@@ -78,7 +78,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     output.line("Compare", ", ".join(labels))
     output.line("Jobs", f"{plural(len(jobs), 'training')}: {_suites(jobs)}")
     if options.dry_run:
-        return _rehearse(jobs, device, output, prune=options.prune)
+        return _print_dry_run(jobs, device, output, prune=options.prune)
     result = run_benchmark(
         wanted, runs=options.runs_dir, out=options.out, workers=options.jobs, engine=options.engine,
         device=device, retry=options.retry, prune=options.prune, report=_Progress(output),
@@ -160,16 +160,18 @@ def _suites(jobs: Sequence[BenchmarkJob]) -> str:
     return ", ".join(f"{count} x {name}" for name, count in counts.items()) or "no attack"
 
 
-def _rehearse(jobs: Sequence[BenchmarkJob], device: Any, output: Output, *, prune: bool) -> int:
+def _print_dry_run(
+    jobs: Sequence[BenchmarkJob], device: Any, output: Output, *, prune: bool
+) -> int:
     """Take one step of each kind of job and add the estimates up."""
-    from fedre_privacy.experiments.dry_run import rehearse_suite
+    from fedre_privacy.experiments.dry_run import dry_run_suite
 
     firsts = {job.label: job for job in reversed(jobs)}
     seconds, disk = 0.0, 0
     known: dict[str, float] = {}
     for label in dict.fromkeys(job.label for job in jobs):
         job = firsts[label]
-        train_s, attack_s, record = rehearse_suite(job.training, job.attacks, device, known)
+        train_s, attack_s, record = dry_run_suite(job.training, job.attacks, device, known)
         own = train_s + attack_s
         times = sum(other.label == label for other in jobs)
         seconds += own * times

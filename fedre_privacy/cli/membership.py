@@ -18,7 +18,7 @@ from .options import add_common_options, add_options, add_training_options
 from .output import Output
 
 if TYPE_CHECKING:
-    from fedre_privacy.experiments.shadow_federations import WorldsPlan
+    from fedre_privacy.experiments.shadow_federations import ShadowFederationPlan
 
 COIN = Constant("fedre_privacy.runs.membership_game:COIN")
 GAMES = Constant("fedre_privacy.runs.membership_game:GAMES")
@@ -73,9 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return command(parser(), run, argv)
 
 
-def _plan(options: argparse.Namespace) -> WorldsPlan:
-    from fedre_privacy.experiments.shadow_federations import plan_worlds
-    from fedre_privacy.runs.membership_game import Coins
+def _plan(options: argparse.Namespace) -> ShadowFederationPlan:
+    from fedre_privacy.experiments.shadow_federations import plan_shadow_federations
+    from fedre_privacy.runs.membership_game import MembershipGame
 
     from .shared.settings import recorded_or_asked
 
@@ -88,10 +88,10 @@ def _plan(options: argparse.Namespace) -> WorldsPlan:
         ) from None
     if options.slots is not None and options.slots < 2:
         raise ConfigError(f"--slots is {options.slots}; it must be at least 2.")
-    return plan_worlds(
+    return plan_shadow_federations(
         settings,
         worlds=options.worlds,
-        coins=Coins(game=options.game, slots=options.slots, seed=options.coin_seed),
+        coins=MembershipGame(game=options.game, slots=options.slots, seed=options.coin_seed),
         rounds=options.attack_rounds,
         chosen=options.attack,
         rates=rates,
@@ -101,7 +101,7 @@ def _plan(options: argparse.Namespace) -> WorldsPlan:
 def run(options: argparse.Namespace, output: Output) -> int:
     """Train worlds, attack them, and print who is at risk; return the exit code."""
     from fedre_privacy.api import run_membership
-    from fedre_privacy.experiments.dry_run import rehearse
+    from fedre_privacy.experiments.dry_run import dry_run
     from fedre_privacy.runs.device import choose_device
 
     from .shared.explain import explain
@@ -111,7 +111,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
         explain(plan.training, None, output)
         return 0
     if options.dry_run:
-        one = rehearse(plan.world(0), None, choose_device(options.device))
+        one = dry_run(plan.world(0), None, choose_device(options.device))
         folder = options.runs_dir / plan.folder_name
         output.line("Plan", f"{plan.worlds} worlds in {folder}")
         for heading, text in one.lines.items():

@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(options: argparse.Namespace, output: Output) -> int:
     """Repeat a claim, compare, and write that down; return the exit code."""
-    from fedre_privacy.experiments.dry_run import rehearse
+    from fedre_privacy.experiments.dry_run import dry_run
     from fedre_privacy.publish.claims import read_claim, targets_of
     from fedre_privacy.publish.comparison import HELD, states
     from fedre_privacy.publish.repetition import DOES, plan, repeat
@@ -104,7 +104,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     took = f"it took {human_seconds(wanted.seconds)} on {claim.attack.device}"
     output.line("Will", f"{DOES[wanted.part]}; {took}")
     if options.dry_run:
-        rehearsed = rehearse(wanted.run or wanted.training, wanted.attack, device)
+        rehearsed = dry_run(wanted.run or wanted.training, wanted.attack, device)
         for heading, text in rehearsed.lines.items():
             output.line(heading, text)
         output.final(None, {"plan": vars(rehearsed)})

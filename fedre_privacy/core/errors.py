@@ -142,7 +142,7 @@ def unknown_name(
     Args:
         also: other words of the field, and the name that each stands for here.
 
-    >>> unknown("attack", "dipp", ["dip", "pixel"], see="fedre-attack list")
+    >>> unknown_name("attack", "dipp", ["dip", "pixel"], see="fedre-attack list")
     "Unknown attack 'dipp'. Did you mean 'dip'? Available: dip, pixel (fedre-attack list)."
     """
     words = {_plain(word): known for word, known in (also or {}).items()}

@@ -14,7 +14,7 @@ def peak_bytes(device: torch.device | str = "cpu") -> int:
     device = torch.device(device)
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    told = _told("/proc/self/status", "VmHWM")
+    told = _read_bytes("/proc/self/status", "VmHWM")
     if told is not None:  # Linux: ru_maxrss of a child starts at what its parent held
         return told
     unit = 1 if sys.platform == "darwin" else 1024
@@ -23,10 +23,10 @@ def peak_bytes(device: torch.device | str = "cpu") -> int:
 
 def available_bytes() -> int | None:
     """Memory of the machine that a process may still take (bytes); None where nothing tells."""
-    return _told("/proc/meminfo", "MemAvailable")
+    return _read_bytes("/proc/meminfo", "MemAvailable")
 
 
-def _told(file: str, word: str) -> int | None:
+def _read_bytes(file: str, word: str) -> int | None:
     path = Path(file)
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         if line.startswith(word):

@@ -42,7 +42,7 @@ from fedre_privacy.runs.preparation import load_images
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import AttackSettings
 from fedre_privacy.runs.training import require_same
-from fedre_privacy.sandbox.client import AUTO, PROCESS, choose_isolation, play, warm
+from fedre_privacy.sandbox.client import AUTO, PROCESS, choose_isolation, run_attack, warm
 
 from .compatibility import check_fit, check_sums
 from .questions.base import Trial, question_of
@@ -298,7 +298,7 @@ def _attack(
     files.write_json(folder / "record.json", record)
     context = Context(trial.attack_seed, device, report, cache)
     try:
-        played = play(
+        played = run_attack(
             settings.attack,
             trial.observation,
             context,

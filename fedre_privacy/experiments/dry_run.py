@@ -23,7 +23,7 @@ from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.run_writer import summary
 from fedre_privacy.runs.settings import AttackSettings, TrainSettings
 from fedre_privacy.runs.training import train
-from fedre_privacy.sandbox.client import play
+from fedre_privacy.sandbox.client import run_attack
 
 from .attack import peak_memory, prepare_attack
 from .compatibility import check_ahead
@@ -54,7 +54,7 @@ class DryRunEstimate:
     disk_bytes: int = 0
 
 
-def rehearse(
+def dry_run(
     training: TrainSettings | Run,
     settings: AttackSettings | None,
     device: torch.device,
@@ -105,7 +105,7 @@ def rehearse(
     return DryRunEstimate(lines, train_s, attack_s, memory, disk)
 
 
-def rehearse_suite(
+def dry_run_suite(
     training: TrainSettings,
     suite: Sequence[AttackSettings],
     device: torch.device,
@@ -161,7 +161,7 @@ def _attack_seconds(trial: Trial, settings: AttackSettings, device: torch.device
 
     def timed(**counts: int) -> float:
         started = time.monotonic()
-        play(
+        run_attack(
             dataclasses.replace(attack, **{**few, **counts}),
             trial.observation,
             Context(trial.attack_seed, device),

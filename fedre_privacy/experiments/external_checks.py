@@ -103,7 +103,7 @@ def check_upload(
     )
 
 
-def values_said(values: Mapping[str, Tensor]) -> tuple[list[str], bool]:
+def values_note(values: Mapping[str, Tensor]) -> tuple[list[str], bool]:
     """What is said of a gradient or a change by its values alone, and whether it is masked."""
     said = []
     codes = whole_numbers(values.values())
@@ -196,7 +196,7 @@ def checked_part(
         name: value - before[name] if kind.holds is Holds.PARAMETERS else value
         for name, value in moved.items()
     }
-    more, masked = values_said(changes)
+    more, masked = values_note(changes)
     buffers = {name: value for name, value in held.items() if name not in own}
     found = kind.from_tensors({f"params/{n}": t for n, t in {**moved, **buffers}.items()})
     return found, said + more, masked or cut
@@ -259,7 +259,7 @@ def _join_values(values: Collection[Tensor]) -> Tensor:
 
 
 @torch.no_grad()
-def rows_said(
+def rows_note(
     targets: tuple[Upload, ...],
     extractors: Mapping[Key, nn.Module],
     image_shape: Shape,

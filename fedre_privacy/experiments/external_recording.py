@@ -99,7 +99,7 @@ class ExternalRecording:
         return tuple(words)
 
 
-def read_foreign(
+def read_external_uploads(
     recorded: ExternalRecording, round: int | None, per_update: int = 4
 ) -> ExternalUploads:
     """Read what another system wrote, checked before any step is taken.
@@ -242,7 +242,7 @@ def _with_network(
         )
     starts = Starts(network, given.broadcasts, given.image_shape)
     folder = recorded.uploads if recorded.uploads.is_dir() else recorded.uploads.parent
-    sizes = updates.told_sizes(folder)
+    sizes = updates.declared_sizes(folder)
     found: dict[int, CheckedUpload] = {}
     lost: dict[int, FedreError] = {}
     for place, (upload, fault) in enumerate(sent):
@@ -308,7 +308,7 @@ def _keep_attackable(
     return kept
 
 
-def foreign_folder(
+def external_folder(
     recorded: ExternalRecording, settings: AttackSettings, trial: Trial, runs: Path
 ) -> Path:
     """``foreign-attack-hash`` in a folder of runs: other uploads or files are another attack."""

@@ -19,7 +19,7 @@ from fedre_privacy.core.types import (
     Upload,
 )
 from fedre_privacy.core.units import plural
-from fedre_privacy.federation.training_info import read_told
+from fedre_privacy.federation.training_info import read_training_info
 
 THREAT = ThreatModel(
     "foreign",
@@ -41,12 +41,12 @@ def read_training(
     Raises:
         DamagedInputError: the file is not what it should be.
     """
-    told = read_told(folder)
+    told = read_training_info(folder)
     lr, epochs = told.get("lr", LR), told.get("epochs", EPOCHS)
     batch = told.get("batch_size", BATCH)
     usual = {"lr": f"lr {LR}", "epochs": f"epochs {EPOCHS}", "batch_size": f"batch size {BATCH}"}
     assumed = [said for key, said in usual.items() if key not in told]
-    sizes = told_sizes(folder)
+    sizes = declared_sizes(folder)
     unknown = [client for client in clients if client not in sizes]
     if unknown:
         assumed.append(f"one batch of images at {plural(len(unknown), 'client')}")
@@ -54,13 +54,15 @@ def read_training(
     return LocalTrainingFacts(lr, epochs, batch, held), tuple(assumed)
 
 
-def told_sizes(folder: Path) -> dict[int, int]:
+def declared_sizes(folder: Path) -> dict[int, int]:
     """Numbers of training images by client, as far as they are told.
 
     Raises:
         DamagedInputError: the file is not what it should be.
     """
-    return {int(client): size for client, size in read_told(folder).get("sizes", {}).items()}
+    return {
+        int(client): size for client, size in read_training_info(folder).get("sizes", {}).items()
+    }
 
 
 def images_sought(

@@ -21,7 +21,7 @@ from fedre_privacy.eval import PublicImages
 from fedre_privacy.runs.settings import ADAPTIVE, AttackSettings
 from fedre_privacy.sandbox.module_recipes import Key
 
-from .external_checks import MASKED_ROWS, by_clients, rows_said
+from .external_checks import MASKED_ROWS, by_clients, rows_note
 from .external_uploads import ExternalUploads
 from .questions.base import Trial
 from .questions.images import TARGET, ImageTrial
@@ -40,7 +40,7 @@ def normalising_as(given: ExternalUploads, settings: AttackSettings) -> AttackSe
     return dataclasses.replace(settings, attack=dataclasses.replace(attack, **told))
 
 
-def prepare_given(given: ExternalUploads, settings: AttackSettings) -> Trial:
+def prepare_external(given: ExternalUploads, settings: AttackSettings) -> Trial:
     """Check that an attack fits what was given, choose targets, and build the observation.
 
     Targets are the first ones in the order given. With truth one half of the public images makes
@@ -215,7 +215,7 @@ def _rows_checked(
 ) -> ExternalUploads:
     """The same with what is said of its vectors."""
     images = None if public is None else public.images
-    said, masked = rows_said(targets, extractors, given.image_shape, images)
+    said, masked = rows_note(targets, extractors, given.image_shape, images)
     of_whom = by_clients(said) if given.unit == "client" else [clause for _, clause in said]
     return dataclasses.replace(
         given,

@@ -25,10 +25,10 @@ from fedre_privacy.eval.shadow_scores import (
     SHOWN,
     RateShown,
     RecordRisk,
-    WorldsScore,
+    ShadowMembershipScore,
     blind_scores,
     chance,
-    evaluate_worlds,
+    evaluate_shadow_membership,
     most_of_mu,
     record_risk,
 )
@@ -37,7 +37,7 @@ from fedre_privacy.runs.folder import COMPLETE, versions
 from fedre_privacy.runs.preparation import facts_of, prepare
 from fedre_privacy.runs.run_writer import summary
 
-from .shadow_federations import ShadowScores, WorldsPlan
+from .shadow_federations import ShadowFederationPlan, ShadowScores
 
 BLIND = "no upload: pixels, class, class size"
 MODEL = "the granted model alone, no upload"
@@ -45,7 +45,7 @@ CHANCE = "chance"
 MOST = "no attack can exceed (claim)"
 
 
-def claimed_mu(plan: WorldsPlan) -> tuple[float | None, str]:
+def claimed_mu(plan: ShadowFederationPlan) -> tuple[float | None, str]:
     """mu of the Gaussian curve that is promised for a client, or None and why there is none.
 
     A promise for all data of a client holds for each of its records. It speaks of uploads alone, so
@@ -69,7 +69,7 @@ def claimed_mu(plan: WorldsPlan) -> tuple[float | None, str]:
 
 
 @dataclass(frozen=True, eq=False)
-class WorldsResult:
+class MembershipResult:
     """Scores of all attacks on worlds, and the folder that holds them."""
 
     played: ShadowScores
@@ -80,12 +80,12 @@ class WorldsResult:
         return self.played.folder
 
     @cached_property
-    def scores(self) -> dict[str, WorldsScore]:
+    def scores(self) -> dict[str, ShadowMembershipScore]:
         """Every attack by name, in the order of the table."""
         return {name: self._score(values) for name, values in self.played.scores.items()}
 
     @cached_property
-    def floors(self) -> dict[str, WorldsScore]:
+    def floors(self) -> dict[str, ShadowMembershipScore]:
         """What needs no upload: images and classes alone, the model that is granted, and chance."""
         played = self.played
         slots = played.slots
@@ -96,9 +96,9 @@ class WorldsResult:
             CHANCE: chance(played.coins, played.plan.rates),
         }
 
-    def _score(self, values: Tensor) -> WorldsScore:
+    def _score(self, values: Tensor) -> ShadowMembershipScore:
         played = self.played
-        return evaluate_worlds(
+        return evaluate_shadow_membership(
             values, played.coins, played.slots.clients, played.slots.labels, rates=played.plan.rates
         )
 
@@ -268,7 +268,7 @@ class WorldsResult:
         )
 
 
-def _row(name: str, one: WorldsScore, knows: str) -> dict[str, str]:
+def _row(name: str, one: ShadowMembershipScore, knows: str) -> dict[str, str]:
     row = {
         "attack": name,
         "AUC [95 %]": _interval(one.auc, one.auc_interval, 3),

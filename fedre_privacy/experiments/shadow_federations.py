@@ -38,11 +38,11 @@ from fedre_privacy.core.units import human_seconds, plural
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval import PublicImages
 from fedre_privacy.eval.shadow_scores import check_rates
-from fedre_privacy.runs.membership_game import NULL, Coins, Slots, draw_coins, draw_slots
+from fedre_privacy.runs.membership_game import NULL, MembershipGame, Slots, draw_coins, draw_slots
 from fedre_privacy.runs.preparation import prepare, shared_out
 from fedre_privacy.runs.settings import AttackSettings, Evaluation, TrainSettings
 from fedre_privacy.runs.training import train
-from fedre_privacy.sandbox.client import AUTO, play, warm
+from fedre_privacy.sandbox.client import AUTO, run_attack, warm
 from fedre_privacy.threats.base import threats
 
 from .compatibility import check_ahead
@@ -55,7 +55,7 @@ THREAT = "strong"
 
 
 @dataclass(frozen=True)
-class WorldsPlan:
+class ShadowFederationPlan:
     """What is trained and attacked.
 
     Args:
@@ -67,7 +67,7 @@ class WorldsPlan:
     """
 
     training: TrainSettings
-    coins: Coins
+    coins: MembershipGame
     worlds: int
     rounds: int
     chosen: Mapping[str, ShadowAttack]
@@ -138,7 +138,7 @@ class ShadowScores:
     models tell without the uploads, where the attacker is granted them, else None.
     """
 
-    plan: WorldsPlan
+    plan: ShadowFederationPlan
     folder: Path
     slots: Slots
     images: Tensor
@@ -169,15 +169,15 @@ def shadow_attack(text: str) -> ShadowAttack:
     return made
 
 
-def plan_worlds(
+def plan_shadow_federations(
     training: TrainSettings,
     *,
     worlds: int,
-    coins: Coins | None = None,
+    coins: MembershipGame | None = None,
     rounds: int = 4,
     chosen: Sequence[str] = (),
     rates: Sequence[float] = (),
-) -> WorldsPlan:
+) -> ShadowFederationPlan:
     """Check everything that can be checked before a world is trained.
 
     Args:
@@ -197,7 +197,7 @@ def plan_worlds(
         raise ConfigError("Worlds are scored by their coins; leave --no-truth out.")
     wished = {text: shadow_attack(text) for text in chosen}
     shown = tuple(rates) or (0.01, 0.001)
-    plan = WorldsPlan(training, coins or Coins(), worlds, rounds, wished, shown)
+    plan = ShadowFederationPlan(training, coins or MembershipGame(), worlds, rounds, wished, shown)
     if plan.reads_models:
         if not wished:
             plan = dataclasses.replace(plan, chosen={t: shadow_attack(t) for t in usual()})
@@ -220,7 +220,7 @@ def plan_worlds(
     return plan
 
 
-def _check_shadows(plan: WorldsPlan) -> None:
+def _check_shadows(plan: ShadowFederationPlan) -> None:
     shadows = plan.worlds - 1
     short = {t: one.needs_shadows for t, one in plan.chosen.items() if one.needs_shadows > shadows}
     if short:
@@ -251,8 +251,8 @@ def usual() -> list[str]:
     return [text for _, text in sorted(one for kind in kinds for one in kind.usual.items())]
 
 
-def play_worlds(
-    plan: WorldsPlan,
+def run_shadow_federations(
+    plan: ShadowFederationPlan,
     *,
     runs: Path = Path("runs"),
     device: torch.device = torch.device("cpu"),  # noqa: B008
@@ -290,7 +290,9 @@ def play_worlds(
             path = folder / f"w{index:04d}.safetensors"
             if not path.is_file():
                 begun = time.monotonic()
-                found = _world(plan, index, data, slots, folder, device, isolation, report)
+                found = _train_shadow_federation(
+                    plan, index, data, slots, folder, device, isolation, report
+                )
                 files.write_tensors(path, found, metadata={"data_sha256": data.sha256})
                 took, left = time.monotonic() - begun, plan.worlds - index - 1
                 if left:
@@ -342,8 +344,8 @@ def leave_one_out(
     return torch.stack(out)
 
 
-def _world(
-    plan: WorldsPlan,
+def _train_shadow_federation(
+    plan: ShadowFederationPlan,
     index: int,
     data: ImageData,
     slots: Slots,
@@ -392,7 +394,7 @@ def _world(
                 source, plan.settings(attack, round), uploads, aux, candidates=candidates
             )
             context = Context(seed=derive(source.attack_seed, text), device=device)
-            answer = play(
+            answer = run_attack(
                 attack, seen, context, outcome=MembershipScores, isolation=isolation,
                 hidden=run.secrets(),
             ).outcome  # fmt: skip

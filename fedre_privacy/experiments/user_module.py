@@ -31,13 +31,13 @@ from fedre_privacy.eval.metrics.base import metrics as metric_registry
 from fedre_privacy.models.probe import settle
 from fedre_privacy.runs.device import choose_device
 from fedre_privacy.runs.settings import AttackSettings, Evaluation
-from fedre_privacy.sandbox.client import AUTO, choose_isolation, play
+from fedre_privacy.sandbox.client import AUTO, choose_isolation, run_attack
 from fedre_privacy.sandbox.module_recipes import frozen_copies
 
 from .attack import AttackResult, attack_into
 from .external_checks import MASKED, Findings
 from .external_names import Layout
-from .external_trial import normalising_as, prepare_given
+from .external_trial import normalising_as, prepare_external
 from .external_uploads import ExternalUploads, classes_seen, supporting_attacks
 from .questions.base import Trial
 from .user_checks import Labels, as_labels, as_rows, check_classes, output_width
@@ -275,7 +275,7 @@ def attack_module(
         truth_needs_public="Give some: public=images, none of which is among the true ones.",
     )
     settings = normalising_as(given, settings)
-    trial = prepare_given(given, settings)
+    trial = prepare_external(given, settings)
     return _attack_in_process(
         trial, settings, choose_device(str(device)), isolation, folder, report
     )
@@ -303,7 +303,7 @@ def _attack_in_process(
     else:
         choose_isolation(isolation, device)
         context = Context(trial.attack_seed, device, report)
-        played = play(
+        played = run_attack(
             settings.attack,
             trial.observation,
             context,

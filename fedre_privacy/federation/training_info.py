@@ -33,7 +33,7 @@ class TrainingInfo(TypedDict, total=False):
     nodes: dict[Client, Word]
 
 
-def read_told(folder: Path) -> TrainingInfo:
+def read_training_info(folder: Path) -> TrainingInfo:
     """What was said of the training behind the uploads of a folder; nothing without the file.
 
     Raises:
@@ -48,6 +48,6 @@ def read_told(folder: Path) -> TrainingInfo:
     return told
 
 
-def write_told(folder: Path, told: TrainingInfo) -> None:
+def write_training_info(folder: Path, told: TrainingInfo) -> None:
     """Write ``training.json`` beside the uploads of a folder."""
     files.write_json(folder / FILE, {**told, "schema": SCHEMA})

@@ -14,7 +14,7 @@ from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.types import Broadcast, Upload
 
 from .recorder import Recorder
-from .training_info import TrainingInfo, write_told
+from .training_info import TrainingInfo, write_training_info
 
 KINDS: dict[str, Callable[[Mapping[str, Tensor]], Artifact]] = {
     "model": ModelState, "gradient": GradientState,
@@ -117,4 +117,4 @@ class UploadWriter:
         told = {**self.said, **self.given}
         sizes = {str(client): size for client, size in sorted(self.sizes.items())}
         nodes = {str(client): name for name, client in self.nodes.items()}
-        write_told(self._folder, TrainingInfo(sizes=sizes, nodes=nodes, **told))  # type: ignore[typeddict-item]
+        write_training_info(self._folder, TrainingInfo(sizes=sizes, nodes=nodes, **told))  # type: ignore[typeddict-item]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedre_privacy.core import files
-from fedre_privacy.experiments.membership_result import WorldsResult
+from fedre_privacy.experiments.membership_result import MembershipResult
 
 from . import html
 from .page_parts import NAME, figures, settings_of
@@ -20,7 +20,7 @@ WORDS = {
 }
 
 
-def write_worlds_report(done: WorldsResult) -> Path:
+def write_membership_report(done: MembershipResult) -> Path:
     """Write the page of attacks on membership into the folder of their worlds.
 
     Returns:

@@ -30,7 +30,7 @@ NATURAL, MISLABELLED, NOISE = CANARIES = ("natural", "mislabelled", "noise")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Coins:
+class MembershipGame:
     """Which world a training is, and how its coins are tossed."""
 
     world: int = knob(0, help="number of the world; each has coins of its own", ge=0)
@@ -82,13 +82,13 @@ class Slots:
         return len(self.clients)
 
 
-def seed_of_coins(shares: ClientSplit, coins: Coins) -> int:
+def game_seed(shares: ClientSplit, coins: MembershipGame) -> int:
     """The seed of slots and coins, which nobody without the split can compute."""
     arrays = [torch.from_numpy(np.asarray(own)) for own in (*shares.train, *shares.test)]
     return secret(coins.seed, "coins", *arrays)
 
 
-def draw_slots(shares: ClientSplit, labels: Tensor, coins: Coins) -> Slots:
+def draw_slots(shares: ClientSplit, labels: Tensor, coins: MembershipGame) -> Slots:
     """Choose the slots; the number of the world plays no part.
 
     Args:
@@ -98,7 +98,7 @@ def draw_slots(shares: ClientSplit, labels: Tensor, coins: Coins) -> Slots:
     Raises:
         IncompatibleError: no client has a slot.
     """
-    seed = seed_of_coins(shares, coins)
+    seed = game_seed(shares, coins)
     slots: list[tuple[int, int, int]] = []
     always, apart = [], []
     for client, (train, test) in enumerate(zip(shares.train, shares.test, strict=True)):
@@ -122,7 +122,7 @@ def draw_slots(shares: ClientSplit, labels: Tensor, coins: Coins) -> Slots:
     return Slots(clients, labels[one], one, other, tuple(always), tuple(apart))
 
 
-def plant_canaries(data: ImageData, slots: Slots, coins: Coins) -> ImageData:
+def plant_canaries(data: ImageData, slots: Slots, coins: MembershipGame) -> ImageData:
     """The data with canaries in place of the samples of slots, the same in all worlds."""
     if coins.canary == NATURAL:
         return data
@@ -151,9 +151,9 @@ def _pairs(samples: Tensor, labels: Tensor) -> list[tuple[int, int]]:
     return found
 
 
-def draw_coins(shares: ClientSplit, count: int, coins: Coins) -> Tensor:
+def draw_coins(shares: ClientSplit, count: int, coins: MembershipGame) -> Tensor:
     """The coins of one world, one for each slot: (count,) bool, true for heads."""
-    rng = stream(seed_of_coins(shares, coins), "coins", index=coins.world)
+    rng = stream(game_seed(shares, coins), "coins", index=coins.world)
     return torch.rand(count, generator=rng) < 0.5
 
 

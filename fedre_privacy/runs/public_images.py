@@ -42,7 +42,7 @@ def halves(test: Sequence[Tensor], seed: int) -> tuple[Tensor, Tensor]:
     return order[:half], order[half:]
 
 
-def held_by_server(settings: TrainSettings, prepared: PreparedTraining) -> ServerKnowledge:
+def server_knowledge(settings: TrainSettings, prepared: PreparedTraining) -> ServerKnowledge:
     """What a malicious server holds beside messages, as far as a steering of the run needs it.
 
     Its images are those that an attacker is given with ``eval.seed=0``.

@@ -25,7 +25,7 @@ from fedre_privacy.protocols.base import protocols
 from fedre_privacy.protocols.blocks.state import Training
 from fedre_privacy.threats.base import threats
 
-from .membership_game import Coins
+from .membership_game import MembershipGame
 from .settings import (
     ATTACK_SECTIONS,
     TRAIN_SECTIONS,
@@ -96,7 +96,9 @@ def resolve_training(
     parts["steering"] = resolve_list(steerings, "steering", values.get("steering"), where, problems)
     if any(part is None for part in parts.values()):
         return None
-    coins = _group(Coins, "coins", values, where, problems) if values.get("coins") else None
+    coins = (
+        _group(MembershipGame, "coins", values, where, problems) if values.get("coins") else None
+    )
     if coins is None and values.get("coins"):
         return None
     return TrainSettings(**parts, coins=coins)

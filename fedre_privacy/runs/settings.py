@@ -24,7 +24,7 @@ from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.protocols.blocks.state import Training
 from fedre_privacy.threats.base import threats
 
-from .membership_game import Coins
+from .membership_game import MembershipGame
 from .options import ATTACK_SECTIONS as ATTACK_SECTIONS
 from .options import TRAIN_SECTIONS as TRAIN_SECTIONS
 
@@ -144,12 +144,12 @@ class TrainSettings:
     record: RecordSettings
     defense: tuple[Defense, ...] = ()
     """What clients do to their training and uploads, in order."""
-    coins: Coins | None = None
+    coins: MembershipGame | None = None
     """Who trains is decided by coins, of this world; none: each client's training share does."""
     steering: tuple[Steering, ...] = ()
     """What a malicious server does, in order; none: the server is honest."""
 
-    def in_world(self, coins: Coins) -> TrainSettings:
+    def in_world(self, coins: MembershipGame) -> TrainSettings:
         """The settings of one world: the same partition, another seed for everything else."""
         own = self.partition
         seed = self.train.seed if own.seed is None else own.seed

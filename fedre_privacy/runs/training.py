@@ -26,7 +26,7 @@ from .disk_space import message_bytes, record_bytes, refuse_full, written_bytes
 from .folder import COMPLETE, BegunRecord, begin, claim_folder, log, logging_to, write_end
 from .initial_state import begin_server, build_clients
 from .preparation import PreparedTraining, models_bytes, prepare
-from .public_images import held_by_server
+from .public_images import server_knowledge
 from .run import Run
 from .run_writer import CHECKPOINTS, UPLOADS, Metrics, without_clients
 from .settings import TrainSettings
@@ -215,5 +215,5 @@ def in_process(work: Work) -> None:
         on_row=work.on_row,
         defenses=prepared.defense,
         steering=settings.steering,
-        held=held_by_server(settings, prepared),
+        held=server_knowledge(settings, prepared),
     )

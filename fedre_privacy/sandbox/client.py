@@ -102,7 +102,7 @@ def warm(isolation: str, device: torch.device, hidden: Sequence[Path]) -> None:
     """Begin the process of the next attack, so that it is ready when the uploads are.
 
     Args:
-        hidden: what `play` will be told; for something else a new process is begun then.
+        hidden: what `run_attack` will be told; for something else a new process is begun then.
 
     Raises:
         ConfigError: as `choose_isolation`.
@@ -112,7 +112,7 @@ def warm(isolation: str, device: torch.device, hidden: Sequence[Path]) -> None:
         begin(strict=how == STRICT, hidden=hidden)
 
 
-def play(
+def run_attack(
     attack: Attack,
     observation: Observation,
     context: Context,
@@ -147,7 +147,7 @@ def play(
         )
     if objects or how == SAME:
         attack = _import_attack(attack) if stands_in(attack) else attack
-        answer = _beside(attack, observation, context, objects)
+        answer = _run_in_this_process(attack, observation, context, objects)
         return SealedResult(check_outcome(attack, observation, answer, outcome), SAME)
     process = take(strict=how == STRICT, hidden=hidden)
     try:
@@ -173,7 +173,7 @@ def _import_attack(attack: Attack) -> Attack:
     return made
 
 
-def _beside(
+def _run_in_this_process(
     attack: Attack, observation: Observation, context: Context, objects: dict[str, Any]
 ) -> Outcome:
     """Run an attack in this process, on a copy that shares nothing with the observation.

@@ -235,7 +235,7 @@ def it_makes_features(cls: type[Architecture]) -> None:
 # --- shadow attacks ------------------------------------------------------------------------------
 
 
-def worlds(signal: float) -> ShadowSignals:
+def shadow_signals(signal: float) -> ShadowSignals:
     """Signals of a world and of 16 shadow worlds, higher by `signal` where a slot is a member."""
     rounds, clients, slots, shadows = 2, 2, 12, 16
     rng = stream(0, "worlds")
@@ -263,7 +263,7 @@ def members_score_higher(cls: type[ShadowAttack]) -> None:
     made: Any = cls()
     survives(shadow_attacks, made, "shadow attack")
     expect(0 <= made.needs_shadows <= 16, "It needs more than 16 shadow worlds.")
-    view = worlds(8.0)
+    view = shadow_signals(8.0)
     scores = made.score(view)
     expect(scores.shape == (12,) and bool(scores.isfinite().all()), "A slot has no score.")
     expect(torch.equal(scores, made.score(view)), "The same view is scored otherwise.")

@@ -259,7 +259,7 @@ def data_are_used_in_training_only(cls: type[Protocol]) -> None:
     train_with(cls, {hook: without_data(hook) for hook in ANY_ROUND})
 
 
-def rehearsal_of(run: Run) -> ShadowTraining:
+def shadow_training_of(run: Run) -> ShadowTraining:
     """What a server may know of a run: settings and broadcasts, no seed and no data."""
     training = plain(run.settings.train)
     del training["seed"]
@@ -300,7 +300,7 @@ def a_server_can_repeat_the_training(cls: type[Protocol]) -> None:
     """
     run = run_of(cls)
     images, labels, start = samples_of(run)
-    held, seed = rehearsal_of(run), run.settings.train.seed
+    held, seed = shadow_training_of(run), run.settings.train.seed
     again = ShadowTraining.from_plain(json.loads(json.dumps(held.plain())), held.broadcasts)
     models = again(CLIENT, start, images, labels, ROUNDS, seed)
     expect(set(models) == set(ROUNDS), "Some rounds cannot be repeated.")

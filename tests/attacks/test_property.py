@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedre_privacy.attacks.common.upload_features import Scale, blocks_of, counts_told
+from fedre_privacy.attacks.common.upload_features import Scale, blocks_of, class_counts_of
 from fedre_privacy.attacks.property import _draw_share, _tilt_weights, fitted_shares
 from fedre_privacy.core.artifacts import Counts, HeadState, Prototypes, Representations
 from fedre_privacy.core.channels import NOTHING
@@ -44,13 +44,12 @@ def test_large_tensors_are_sketched_alike_for_everybody():
 
 def test_counts_are_read_where_they_are_told():
     labels = torch.tensor([0, 0, 2])
-    assert counts_told([Representations(normal(3, 2).float(), labels)], 3, NOTHING).tolist() == [
-        2, 0, 1,
-    ]  # fmt: skip
+    sent = [Representations(normal(3, 2).float(), labels)]
+    assert class_counts_of(sent, 3, NOTHING).tolist() == [2, 0, 1]
     named = Prototypes(normal(2, 2).float(), torch.tensor([0, 2]))
-    told = counts_told([named, Counts(torch.tensor([5, 3]))], 3, NOTHING)
+    told = class_counts_of([named, Counts(torch.tensor([5, 3]))], 3, NOTHING)
     assert told is not None and told.tolist() == [5, 0, 3]
-    assert counts_told([named], 3, NOTHING) is None
+    assert class_counts_of([named], 3, NOTHING) is None
 
 
 def test_shares_are_learnt_where_they_show_and_not_where_they_do_not():

@@ -9,16 +9,16 @@ import torch
 
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.attacks.common.frozen_modules import outputs
-from fedre_privacy.attacks.gradients.head_uploads import shares_told
+from fedre_privacy.attacks.gradients.head_uploads import class_shares_of
 from fedre_privacy.attacks.head import HeadUpdate
 from fedre_privacy.attacks.inversion.class_means import ClassMeans, Mixes
 from fedre_privacy.attacks.inversion.shadow_models import (
     CONCENTRATION,
     UploadComparison,
-    _Rehearsal,
+    _ShadowTraining,
     class_shares,
-    rehearsed_models,
-    sent_by,
+    train_shadow_models,
+    upload_of,
 )
 from fedre_privacy.core.artifacts import Counts
 from fedre_privacy.core.channels import Channel, ClippingStep, Masking
@@ -90,7 +90,7 @@ def test_class_shares_are_sought_where_uploads_do_not_count_them(prototypes):
         guess = (shape.sample((200,)) * (true[client] > 0)).double()
         guessed.append((guess / guess.sum(1, keepdim=True) - true[client]).abs().sum(1).mean())
         for shares, apart_by in ((None, drawn_apart), (found, sought_apart)):
-            (copy,) = rehearsed_models(seen, Context(3), (client, 1), 1, shares)
+            (copy,) = train_shadow_models(seen, Context(3), (client, 1), 1, shares)
             apart_by.append(apart(prototypes, seen, client, copy))
     assert sum(missed) < 0.6 * sum(guessed)
     assert sum(sought_apart) < 0.7 * sum(drawn_apart)
@@ -99,7 +99,7 @@ def test_class_shares_are_sought_where_uploads_do_not_count_them(prototypes):
 def test_shares_that_are_counted_are_used_as_they_are(prototypes):
     seen = prepare_attack(prototypes, asked("shadow")).observation
     client, counts = 0, torch.tensor(prototypes.record["class_counts"][0])
-    named = ClassMeans.uploaded(sent_by(seen, (client, 1))).classes
+    named = ClassMeans.uploaded(upload_of(seen, (client, 1))).classes
     told = [
         dataclasses.replace(u, artifacts=(*u.artifacts, Counts(counts[named])))
         if (u.client, u.round) == (client, 1)
@@ -108,18 +108,18 @@ def test_shares_that_are_counted_are_used_as_they_are(prototypes):
     ]
     counting = dataclasses.replace(seen, uploads=tuple(told))
     shares = class_shares(counting, Context(3), (client, 1), tries=8)
-    (copy,) = rehearsed_models(counting, Context(3), (client, 1), 1, shares)
-    own = _Rehearsal(seen, Context(3), (client, 1), False)(0, counts.double())
+    (copy,) = train_shadow_models(counting, Context(3), (client, 1), 1, shares)
+    own = _ShadowTraining(seen, Context(3), (client, 1), False)(0, counts.double())
     for name, value in copy.state_dict().items():
         assert value.equal(own.state_dict()[name]), name
 
 
 def test_a_search_leaves_out_what_is_not_finite(prototypes):
     seen = prepare_attack(prototypes, asked("shadow")).observation
-    uploaded = Mixes.uploaded(sent_by(seen, (0, 1)), 10, seen.channel)
+    uploaded = Mixes.uploaded(upload_of(seen, (0, 1)), 10, seen.channel)
     lost = uploaded.rows.clone()
     lost[1:] = torch.nan
-    rehearsal = _Rehearsal(seen, Context(3), (0, 1), False)
+    rehearsal = _ShadowTraining(seen, Context(3), (0, 1), False)
     mixes = Mixes(lost, uploaded.weights)
     assert rehearsal.sought(UploadComparison.by(seen, (0, 1)), mixes, 2) is None
 
@@ -127,10 +127,12 @@ def test_a_search_leaves_out_what_is_not_finite(prototypes):
 def test_heads_tell_class_shares(heads):
     seen = prepare_attack(heads, asked("head")).observation
     true = true_shares(heads)
-    missed = [(shares_told(seen, (client, 1)) - true[client]).abs().sum() for client in range(5)]
+    missed = [
+        (class_shares_of(seen, (client, 1)) - true[client]).abs().sum() for client in range(5)
+    ]
     uniform = [(0.1 - one).abs().sum() for one in true]
     assert sum(missed) < 0.3 * sum(uniform)
-    assert shares_told(seen, (0, 2)) is None
+    assert class_shares_of(seen, (0, 2)) is None
 
 
 def errors_of(trial, attack, observation=None):
@@ -221,7 +223,7 @@ def test_a_search_defends_its_copies_as_clients_declare(prototypes, monkeypatch,
         row = row * torch.tensor([1.0, 1.0, 0.0])
     sent = row * 0.1 / row.norm()
     monkeypatch.setattr(
-        _Rehearsal,
+        _ShadowTraining,
         "__call__",
         lambda self, number, share: torch.nn.ModuleDict({"extractor": Turned(share)}),
     )
@@ -230,7 +232,7 @@ def test_a_search_defends_its_copies_as_clients_declare(prototypes, monkeypatch,
     missed = []
     for known in (channel, Channel()):
         told = dataclasses.replace(seen, defenses=(KnownDefense("stub", {}, known),))
-        rehearsal = _Rehearsal(told, Context(3), (0, 1), False)
+        rehearsal = _ShadowTraining(told, Context(3), (0, 1), False)
         compared = UploadComparison.by(told, (0, 1))
         share = rehearsal.sought(compared, Mixes(sent[None], weights), 24).mean(0)
         made = Turned(share).row

@@ -17,7 +17,14 @@ from fedre_privacy.core.gdp import gdp_epsilon
 from fedre_privacy.core.tradeoff import GaussianCurve, PairsCurve
 from fedre_privacy.defenses.dp_sgd import DPSGD
 from fedre_privacy.experiments.attack import prepare_attack
-from fedre_privacy.runs.membership_game import COIN, NULL, PAIR, Coins, draw_slots, plant_canaries
+from fedre_privacy.runs.membership_game import (
+    COIN,
+    NULL,
+    PAIR,
+    MembershipGame,
+    draw_slots,
+    plant_canaries,
+)
 from fedre_privacy.runs.preparation import shared_out
 from fedre_privacy.runs.resolution import resolve_attack
 from fedre_privacy.runs.training import train
@@ -29,13 +36,13 @@ FEW = {
 }  # fmt: skip
 
 
-def world(coins: Coins, **more):
+def world(coins: MembershipGame, **more):
     return tiny({**FEW, **more}).in_world(coins)
 
 
 @pytest.fixture(scope="module")
 def overfitted(tmp_path_factory):
-    settings = world(Coins(game=PAIR, canary="mislabelled"))
+    settings = world(MembershipGame(game=PAIR, canary="mislabelled"))
     return train(settings, runs=tmp_path_factory.mktemp("inside"))
 
 
@@ -61,7 +68,7 @@ def test_coins_that_are_lost_show_nothing(overfitted, monkeypatch):
 def test_private_training_is_consistent_with_its_claim(tmp_path):
     few = {**FEW["train"], "epochs": 1}
     settings = world(
-        Coins(game=PAIR, canary="mislabelled"), train=few,
+        MembershipGame(game=PAIR, canary="mislabelled"), train=few,
         defense="dp-sgd:clip=1,epsilon=4,delta=1e-3",
     )  # fmt: skip
     found = audit_run(train(settings, runs=tmp_path), inside=True).found
@@ -78,7 +85,7 @@ def test_a_record_added_or_removed_is_told_where_noise_is_nearly_none(tmp_path, 
         "train": {**FEW["train"], "epochs": 12, "lr": 0.3},
         "data": {"size": 16, "per_class": 14},
     }
-    settings = world(Coins(game=NULL, canary="noise"), **more, defense=NEARLY_NONE)
+    settings = world(MembershipGame(game=NULL, canary="noise"), **more, defense=NEARLY_NONE)
     run = train(settings, runs=tmp_path)
     found = audit_run(run, inside=True).found
     assert found.right / found.trials > 0.8 and 1 < found.shown <= found.ceiling
@@ -100,7 +107,7 @@ def test_a_record_added_or_removed_is_told_where_noise_is_nearly_none(tmp_path, 
 def test_private_training_keeps_its_promise_for_a_record_added_or_removed(tmp_path):
     few = {"train": {**FEW["train"], "epochs": 1}, "data": {**FEW["data"], "per_class": 20}}
     settings = world(
-        Coins(game=NULL, canary="mislabelled"), **few,
+        MembershipGame(game=NULL, canary="mislabelled"), **few,
         defense="dp-sgd:clip=1,epsilon=4,delta=1e-3",
     )  # fmt: skip
     run = train(settings, runs=tmp_path)
@@ -111,7 +118,7 @@ def test_private_training_keeps_its_promise_for_a_record_added_or_removed(tmp_pa
 
 def test_what_cannot_be_audited_inside_is_refused_before_training(overfitted):
     for settings, said in (
-        (tiny(FEW), "trained without coins"), (world(Coins(game=COIN)), "move the counts"),
+        (tiny(FEW), "trained without coins"), (world(MembershipGame(game=COIN)), "move the counts"),
     ):  # fmt: skip
         with pytest.raises(IncompatibleError, match=said):
             inside.coins_of(settings)
@@ -145,7 +152,7 @@ def test_the_scaled_logit_has_its_known_values():
 
 @pytest.mark.parametrize("canary", ["natural", "mislabelled", "noise"])
 def test_canaries_keep_counts_and_move_nothing_but_slots(canary):
-    settings = world(Coins(game=PAIR, slots=6, canary=canary))
+    settings = world(MembershipGame(game=PAIR, slots=6, canary=canary))
     data = settings.data.load()
     slots = draw_slots(shared_out(settings, data), data.labels, settings.coins)
     made = plant_canaries(data, slots, settings.coins)

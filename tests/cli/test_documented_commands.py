@@ -191,17 +191,17 @@ def accepted(reader, monkeypatch) -> Callable[[str, list[str]], Any]:
     for kept in ("_things", "_origins"):
         monkeypatch.setattr(architectures, kept, dict(getattr(architectures, kept)))
     work = "fedre_privacy.cli.shared"
-    monkeypatch.setattr("fedre_privacy.experiments.dry_run.rehearse", stop)
-    monkeypatch.setattr(f"{work}.result.rehearse", stop)
+    monkeypatch.setattr("fedre_privacy.experiments.dry_run.dry_run", stop)
+    monkeypatch.setattr(f"{work}.result.dry_run", stop)
     monkeypatch.setattr("fedre_privacy.auditing.recorded_run.plan_audit", stop)
     monkeypatch.setattr("fedre_privacy.api.run_membership", stop)
     monkeypatch.setattr(preparing, "prepare", stop)  # comes after the checks of attack and training
     monkeypatch.setattr("fedre_privacy.api.run_attack", stop_after_preparing)
-    monkeypatch.setattr(foreign, "read_foreign", stop)
+    monkeypatch.setattr(foreign, "read_external_uploads", stop)
     monkeypatch.setattr("fedre_privacy.api.verify", stop)
     monkeypatch.setattr("fedre_privacy.api.view", stop)
     monkeypatch.setattr("fedre_privacy.api.run_benchmark", stop)
-    monkeypatch.setattr("fedre_privacy.experiments.dry_run.rehearse_suite", stop)
+    monkeypatch.setattr("fedre_privacy.experiments.dry_run.dry_run_suite", stop)
     monkeypatch.setattr("fedre_privacy.reproduction.toy.run_toy", stop)
     monkeypatch.setattr("fedre_privacy.api.claim", stop)
     monkeypatch.setattr("fedre_privacy.publish.claims.read_claim", stop)

@@ -104,11 +104,11 @@ HOMES = {
     "defenses": ("defenses", "defenses"),
     "attacks": ("attacks", "attacks"),
     "attacks.shadow_attacks": ("attacks/shadow_attacks", "shadow_attacks"),
-    "experiments.questions": ("play/questions", "questions"),
+    "experiments.questions": ("experiments/questions", "questions"),
     "eval.metrics": ("eval/metrics", "metrics"),
     "threats": ("threats", "threats"),
-    "steering": ("steering", "steerings"),
-    "detectors": ("detectors", "detectors"),
+    "active_server": ("active_server", "steerings"),
+    "active_server.detectors": ("active_server/detectors", "detectors"),
     "data": ("data", "datasets"),
     "models.zoo": ("models/zoo", "architectures"),
     "partition": ("partition", "partitions"),
@@ -117,8 +117,8 @@ HOMES = {
 KINDS = {
     "entanglement": "scheme", "protocols": "protocol", "defenses": "defense", "attacks": "attack",
     "experiments.questions": "question", "eval.metrics": "metric", "threats": "threat",
-    "steering": "steering", "detectors": "detector", "data": "dataset", "models.zoo": "model",
-    "partition": "partition", "attacks.shadow_attacks": "shadow-attack",
+    "active_server": "steering", "active_server.detectors": "detector", "data": "dataset",
+    "models.zoo": "model", "partition": "partition", "attacks.shadow_attacks": "shadow-attack",
 }  # fmt: skip
 
 

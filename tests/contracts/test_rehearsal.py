@@ -18,8 +18,8 @@ from fedre_privacy.testing.protocol_checks import (
     CLIENT,
     ROUNDS,
     distance,
-    rehearsal_of,
     samples_of,
+    shadow_training_of,
 )
 
 LAST = ROUNDS[-1]
@@ -28,7 +28,7 @@ LAST = ROUNDS[-1]
 def test_other_orders_and_images_end_elsewhere():
     run = trained_run("fedgh")
     images, labels, start = samples_of(run)
-    rehearse = rehearsal_of(run)
+    rehearse = shadow_training_of(run)
     before = {name: value.clone() for name, value in start.state_dict().items()}
     seed = run.settings.train.seed
     found = [
@@ -47,7 +47,7 @@ def test_rounds_in_which_a_client_sat_out_are_left_out(tmp_path):
     for client in range(3):
         rounds = sorted(u.round for u in uploads if u.client == client)
         images, labels, start = samples_of(run, client)
-        found = rehearsal_of(run)(client, start, images, labels, rounds, settings.train.seed)
+        found = shadow_training_of(run)(client, start, images, labels, rounds, settings.train.seed)
         assert all(distance(m, run, client, r) < 1e-5 for r, m in found.items())
 
 
@@ -55,7 +55,7 @@ def test_training_under_a_declared_defence_is_rehearsed_with_it(tmp_path):
     settings = settings_of("fedgh", defense=[{"name": "dp-sgd", "noise": 0.5, "clip": 1.0}])
     run = train(settings, runs=tmp_path)
     images, labels, start = samples_of(run)
-    defended = rehearsal_of(run)
+    defended = shadow_training_of(run)
     plainly = dataclasses.replace(defended, defense=())
     seed = settings.train.seed
     near, far = (
@@ -67,7 +67,7 @@ def test_training_under_a_declared_defence_is_rehearsed_with_it(tmp_path):
 
 def test_it_holds_settings_and_broadcasts_alone():
     run = trained_run("fedre")
-    held = rehearsal_of(run)
+    held = shadow_training_of(run)
     said = json.dumps(held.plain())
     assert "seed" not in held.plain()["training"] and "class_counts" not in said
     assert {item.name for item in dataclasses.fields(held)} == {
@@ -78,7 +78,7 @@ def test_it_holds_settings_and_broadcasts_alone():
 def test_fresh_weights_are_nobodys():
     run = trained_run("fedgh")
     _, _, start = samples_of(run)
-    rehearse = rehearsal_of(run)
+    rehearse = shadow_training_of(run)
     one, same, other = (rehearse.blank(CLIENT, seed) for seed in (0, 0, 1))
     weights = [m.head.weight for m in (one, same, other, start)]
     assert torch.equal(weights[0], weights[1])
@@ -89,4 +89,4 @@ def test_nothing_to_train_on_is_refused():
     run = trained_run("fedgh")
     images, labels, start = samples_of(run)
     with pytest.raises(IncompatibleError, match="an image or more"):
-        rehearsal_of(run)(CLIENT, start, images[:0], labels[:0], (1,), 0)
+        shadow_training_of(run)(CLIENT, start, images[:0], labels[:0], (1,), 0)

@@ -27,8 +27,8 @@ from fedre_privacy.core.lock import (
 HOLDER = """
 import sys, time
 from pathlib import Path
-from fedre_privacy.core.lock import held
-with held(Path(sys.argv[1])):
+from fedre_privacy.core.lock import lock_folder
+with lock_folder(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
 """
@@ -103,10 +103,10 @@ def test_many_processes_never_hold_together(tmp_path):
     count = """
 import sys
 from pathlib import Path
-from fedre_privacy.core.lock import held
+from fedre_privacy.core.lock import lock_folder
 place = Path(sys.argv[1])
 for _ in range(30):
-    with held(place, wait=True):
+    with lock_folder(place, wait=True):
         number = int((place / "n").read_text())
         (place / "n").write_text(str(number + 1))
 """

@@ -12,7 +12,7 @@ from fedre_privacy.attacks.base import Context, attacks
 from fedre_privacy.attacks.common.channels import (
     noise_std,
     objective_as_sent,
-    rows_sent_anew,
+    rows_resent,
     update_as_sent,
     upload_behind,
 )
@@ -451,7 +451,7 @@ def test_the_noise_that_an_attacker_expects_is_the_noise_that_is_added(name, set
     (noise,) = [step for step in channel.rows if isinstance(step, Noise)]
     expected = noise_std(noise, sent.means)
     assert float(sent.means.std()) == pytest.approx(expected, rel=0.05)
-    drawn = rows_sent_anew(channel, rows, sent.means, rng(1))
+    drawn = rows_resent(channel, rows, sent.means, rng(1))
     assert float(drawn.std()) == pytest.approx(expected, rel=0.05)
 
 

@@ -11,7 +11,7 @@ from fedre_privacy.eval.shadow_scores import (
     blind_scores,
     chance,
     check_rates,
-    evaluate_worlds,
+    evaluate_shadow_membership,
     most_of_mu,
     record_risk,
 )
@@ -34,7 +34,7 @@ def worlds(count=20, slots=400, shift=1.0, seed=0, shared=0.0):
 )
 def test_normal_scores_have_their_printed_rates_inside_the_intervals(shift, area, one, tenth):
     scores, coins, clients, labels = worlds(40, 600, shift)
-    found = evaluate_worlds(scores, coins, clients, labels, rates=RATES)
+    found = evaluate_shadow_membership(scores, coins, clients, labels, rates=RATES)
     assert found.auc == pytest.approx(area, abs=0.01)
     assert found.auc_interval[0] < found.auc < found.auc_interval[1]
     assert found.auc_within == pytest.approx(area, abs=0.01)
@@ -44,8 +44,8 @@ def test_normal_scores_have_their_printed_rates_inside_the_intervals(shift, area
 
 def test_worlds_that_differ_widen_the_interval_beyond_clopper_pearson():
     alike, apart = worlds(12, 400), worlds(12, 400, shared=1.0)
-    narrow = evaluate_worlds(*alike, rates=RATES).rates[0].interval
-    wide = evaluate_worlds(*apart, rates=RATES).rates[0].interval
+    narrow = evaluate_shadow_membership(*alike, rates=RATES).rates[0].interval
+    wide = evaluate_shadow_membership(*apart, rates=RATES).rates[0].interval
     assert wide[1] - wide[0] > 2 * (narrow[1] - narrow[0])
 
 
@@ -54,14 +54,16 @@ def test_scores_without_knowledge_lie_within_the_interval_of_chance():
     for seed in range(50):
         scores, coins, clients, labels = worlds(6, 100, 0.0, seed)
         low, high = chance(coins, RATES).auc_interval
-        found = evaluate_worlds(scores, coins, clients, labels, rates=RATES, draws=10)
+        found = evaluate_shadow_membership(scores, coins, clients, labels, rates=RATES, draws=10)
         inside += low < found.auc < high
     assert 43 <= inside <= 50
 
 
 def test_a_rate_that_too_few_others_can_show_has_a_reason():
     scores, coins, clients, labels = worlds(4, 100)
-    one, tenth = evaluate_worlds(scores, coins, clients, labels, rates=RATES, draws=50).rates
+    one, tenth = evaluate_shadow_membership(
+        scores, coins, clients, labels, rates=RATES, draws=50
+    ).rates
     assert one.tpr is not None and one.note == ""
     assert tenth.tpr is None and "needs 1,000" in tenth.note
 
@@ -78,9 +80,9 @@ def test_a_rate_that_cannot_be_had_is_refused_with_the_one_that_can():
 def test_bad_shapes_and_one_sided_worlds_are_refused():
     scores, coins, clients, labels = worlds(4, 50)
     with pytest.raises(IncompatibleError, match="must be"):
-        evaluate_worlds(scores[:, :-1], coins, clients, labels, rates=RATES)
+        evaluate_shadow_membership(scores[:, :-1], coins, clients, labels, rates=RATES)
     with pytest.raises(IncompatibleError, match="no member"):
-        evaluate_worlds(scores, coins & False, clients, labels, rates=RATES)
+        evaluate_shadow_membership(scores, coins & False, clients, labels, rates=RATES)
 
 
 @pytest.mark.parametrize(
@@ -137,9 +139,12 @@ def test_the_blind_rule_is_at_chance_unless_members_look_different():
     labels, clients = torch.arange(200) % 3, torch.arange(200) % 4
     coins = torch.rand(10, 200, generator=rng) < 0.5
     fair = blind_scores(images, labels, clients, coins)
-    found = evaluate_worlds(fair, coins, clients, labels, rates=(0.01,), draws=50)
+    found = evaluate_shadow_membership(fair, coins, clients, labels, rates=(0.01,), draws=50)
     low, high = chance(coins, (0.01,)).auc_interval
     assert low - 0.02 < found.auc < high + 0.02
     brighter = (images.mean((1, 2, 3)) > images.mean()).expand(10, -1)
     told = blind_scores(images, labels, clients, brighter)
-    assert evaluate_worlds(told, brighter, clients, labels, rates=(0.01,), draws=50).auc > 0.9
+    assert (
+        evaluate_shadow_membership(told, brighter, clients, labels, rates=(0.01,), draws=50).auc
+        > 0.9
+    )

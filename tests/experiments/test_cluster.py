@@ -111,7 +111,7 @@ def luggage(folder: Path) -> tuple[Any, Place, list[str], bytes]:
     settings = folder / "b" / "jobs" / f"{job.name}.yaml"
     write_yaml(settings, job.plain())
     words = [WORKER, str(settings), str(place.folder), str(place.runs), "cpu", PAGE, *job.plugins()]
-    return job, place, *cluster.luggage(job, place, words)
+    return job, place, *cluster.job_payload(job, place, words)
 
 
 @pytest.mark.slow

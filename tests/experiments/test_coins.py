@@ -14,7 +14,7 @@ from fedre_privacy.runs.membership_game import (
     COIN,
     NULL,
     PAIR,
-    Coins,
+    MembershipGame,
     deal_samples,
     draw_coins,
     draw_slots,
@@ -37,7 +37,7 @@ def parts(tiny):
 @pytest.mark.parametrize("game", [COIN, PAIR, NULL])
 def test_slots_are_samples_of_the_clients_own_pool(parts, game):
     _, data, shares = parts
-    slots = draw_slots(shares, data.labels, Coins(game=game))
+    slots = draw_slots(shares, data.labels, MembershipGame(game=game))
     for client in range(3):
         pool = {*shares.train[client].tolist(), *shares.test[client].tolist()}
         mine = slots.clients == client
@@ -55,25 +55,27 @@ def test_slots_are_samples_of_the_clients_own_pool(parts, game):
 
 def test_coins_are_fair_and_independent_and_no_world_shares_its_seed(parts):
     settings, data, shares = parts
-    slots = draw_slots(shares, data.labels, Coins())
-    heads = torch.stack([draw_coins(shares, len(slots), Coins(world=w)) for w in range(200)])
+    slots = draw_slots(shares, data.labels, MembershipGame())
+    heads = torch.stack(
+        [draw_coins(shares, len(slots), MembershipGame(world=w)) for w in range(200)]
+    )
     share = heads.double().mean(0)
     assert float(heads.double().mean()) == pytest.approx(0.5, abs=0.02)
     assert float((share - 0.5).abs().max()) < 5 * 0.5 / 200**0.5
     signs = heads.double() * 2 - 1
     apart = (signs.T @ signs / 200).fill_diagonal_(0)
     assert float(apart.abs().max()) < 6 / 200**0.5
-    worlds = [settings.in_world(Coins(world=w)) for w in range(50)]
+    worlds = [settings.in_world(MembershipGame(world=w)) for w in range(50)]
     assert len({w.train.seed for w in worlds} | {settings.train.seed}) == 51
     assert len({w.run_name for w in worlds} | {settings.run_name}) == 51
     assert {w.partition.seed for w in worlds} == {settings.train.seed}
-    other = dataclasses.replace(worlds[3], coins=Coins(world=3, seed=1))
+    other = dataclasses.replace(worlds[3], coins=MembershipGame(world=3, seed=1))
     assert other.run_name != worlds[3].run_name  # coins are part of the name
 
 
 def test_a_world_trains_on_heads_alone_and_tests_on_those_apart(parts):
     settings, data, shares = parts
-    world = settings.in_world(Coins(world=5))
+    world = settings.in_world(MembershipGame(world=5))
     slots = draw_slots(shares, data.labels, world.coins)
     heads = draw_coins(shares, len(slots), world.coins)
     prepared = prepare(world, CPU)
@@ -87,7 +89,7 @@ def test_a_world_trains_on_heads_alone_and_tests_on_those_apart(parts):
 def test_pairs_leave_every_count_as_it_is(parts):
     settings, _, _ = parts
     counts = {
-        prepare(settings.in_world(Coins(world=w, game=PAIR)), CPU).setting.class_counts
+        prepare(settings.in_world(MembershipGame(world=w, game=PAIR)), CPU).setting.class_counts
         for w in range(4)
     }
     assert len(counts) == 1
@@ -98,7 +100,7 @@ PRIVATE = {"protocol": "fedavg", "defense": "dp-sgd:clip=1,noise=1"}
 
 def test_the_absent_are_counted_and_told_to_nobody_but_private_training(tiny):
     settings = dataclasses.replace(tiny(**PRIVATE), partition=partitions.get("iid")())
-    worlds = [settings.in_world(Coins(world=w, game=NULL)) for w in range(3)]
+    worlds = [settings.in_world(MembershipGame(world=w, game=NULL)) for w in range(3)]
     made = [prepare(world, CPU) for world in worlds]
     assert len({one.setting.class_counts for one in made}) == 1
     assert len({one.split.sha256_train for one in made}) == 1
@@ -115,7 +117,7 @@ def test_the_absent_are_counted_and_told_to_nobody_but_private_training(tiny):
 
 def test_no_upload_is_made_of_the_absent(tiny, tmp_path):
     settings = dataclasses.replace(tiny(**PRIVATE), partition=partitions.get("iid")())
-    run = train(settings.in_world(Coins(game=NULL)), runs=tmp_path)
+    run = train(settings.in_world(MembershipGame(game=NULL)), runs=tmp_path)
     absent = absent_of(run.settings, run.settings.data.load())
     assert absent
     train_on, _ = run.split_indices()
@@ -134,14 +136,14 @@ def test_no_upload_is_made_of_the_absent(tiny, tmp_path):
 )
 def test_an_absent_sample_needs_private_training_alone(tiny, given, said):
     with pytest.raises(IncompatibleError, match=said):
-        prepare(tiny(**given).in_world(Coins(game=NULL)), CPU)
+        prepare(tiny(**given).in_world(MembershipGame(game=NULL)), CPU)
 
 
 def test_slots_may_be_limited_and_the_others_train_in_every_world(parts):
     _, data, shares = parts
-    slots = draw_slots(shares, data.labels, Coins(slots=4))
+    slots = draw_slots(shares, data.labels, MembershipGame(slots=4))
     assert torch.bincount(slots.clients).tolist() == [4, 4, 4]
-    heads = draw_coins(shares, len(slots), Coins(slots=4))
+    heads = draw_coins(shares, len(slots), MembershipGame(slots=4))
     train_on = deal_samples(slots, heads).train
     assert all(
         set(a.tolist()) <= set(t.tolist()) for a, t in zip(slots.always, train_on, strict=True)
@@ -150,7 +152,7 @@ def test_slots_may_be_limited_and_the_others_train_in_every_world(parts):
 
 def test_a_world_is_a_run_that_says_which_one(parts, tmp_path):
     settings, _, _ = parts
-    world = settings.in_world(Coins(world=2, slots=10))
+    world = settings.in_world(MembershipGame(world=2, slots=10))
     run = train(world, runs=tmp_path)
     assert Run(run.folder).settings == world
     assert "coins" not in settings.plain()  # names of runs without coins stay
@@ -158,7 +160,7 @@ def test_a_world_is_a_run_that_says_which_one(parts, tmp_path):
 
 def test_a_client_without_a_training_sample_is_refused(parts):
     _, data, shares = parts
-    slots = draw_slots(shares, data.labels, Coins())
+    slots = draw_slots(shares, data.labels, MembershipGame())
     with pytest.raises(IncompatibleError, match="trains on nothing"):
         deal_samples(slots, torch.zeros(len(slots), dtype=torch.bool))
 
@@ -166,7 +168,7 @@ def test_a_client_without_a_training_sample_is_refused(parts):
 @pytest.mark.parametrize("canary", CANARIES)
 def test_a_run_with_canaries_is_attacked_on_the_images_that_it_trained_on(parts, tmp_path, canary):
     settings, _, _ = parts
-    with_coins = dataclasses.replace(settings, coins=Coins(game=PAIR, canary=canary))
+    with_coins = dataclasses.replace(settings, coins=MembershipGame(game=PAIR, canary=canary))
     run = train(with_coins, runs=tmp_path)
     problems: list[str] = []
     asked = {"target": "update", "attack": {"name": "analytic"}, "eval": {"targets": 2}}

@@ -27,7 +27,7 @@ def estimate(monkeypatch):
             passes.append((attack.steps, attack.updates))
             clock[0] += fixed + step * attack.steps + update * attack.updates
 
-        monkeypatch.setattr(rehearse, "play", play)
+        monkeypatch.setattr(rehearse, "run_attack", play)
         monkeypatch.setattr(rehearse.time, "monotonic", lambda: clock[0])
         question = SimpleNamespace(outcome=lambda: None)
         monkeypatch.setattr(rehearse, "question_of", lambda settings: question)

@@ -7,22 +7,22 @@ import torch
 
 from fedre_privacy.attacks.shadow_attacks.base import ShadowSignals
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
-from fedre_privacy.eval.shadow_scores import chance, evaluate_worlds
+from fedre_privacy.eval.shadow_scores import chance, evaluate_shadow_membership
 from fedre_privacy.experiments.membership_result import (
     BLIND,
     CHANCE,
     MODEL,
-    WorldsResult,
+    MembershipResult,
     claimed_mu,
 )
 from fedre_privacy.experiments.shadow_federations import (
     leave_one_out,
-    plan_worlds,
-    play_worlds,
+    plan_shadow_federations,
+    run_shadow_federations,
     shadow_attack,
 )
 from fedre_privacy.partition.base import partitions
-from fedre_privacy.runs.membership_game import Coins
+from fedre_privacy.runs.membership_game import MembershipGame
 from fedre_privacy.sandbox.client import SAME
 
 WORLDS = 5
@@ -37,13 +37,13 @@ def even(tiny, protocol, **sections):
 def played(tiny, tmp_path_factory):
     """Five worlds of three clients that overfit about sixteen digits each."""
     settings = even(tiny, "fedavg", train={"rounds": 3, "epochs": 16, "lr": 0.1})
-    plan = plan_worlds(settings, worlds=WORLDS, rounds=1)
-    return play_worlds(plan, runs=tmp_path_factory.mktemp("worlds"), isolation=SAME)
+    plan = plan_shadow_federations(settings, worlds=WORLDS, rounds=1)
+    return run_shadow_federations(plan, runs=tmp_path_factory.mktemp("worlds"), isolation=SAME)
 
 
 @pytest.mark.slow
 def test_members_are_told_well_above_the_floor_that_sees_no_upload(played):
-    done = WorldsResult(played)
+    done = MembershipResult(played)
     floor = done.floors[BLIND]
     for name in ("loss", "lira", "rmia", "own-list-alignment"):
         assert done.scores[name].auc_interval[0] > floor.auc + 0.05, name
@@ -59,7 +59,7 @@ def test_with_the_coins_of_other_worlds_everything_is_at_chance(played):
     wrong = played.coins.roll(1, 0)
     low, high = chance(wrong, (0.1,)).auc_interval
     for name, scores in played.scores.items():
-        found = evaluate_worlds(
+        found = evaluate_shadow_membership(
             scores, wrong, played.slots.clients, played.slots.labels, rates=(0.1,), draws=20
         )
         assert low - 0.06 < found.auc < high + 0.06, name
@@ -92,7 +92,9 @@ def test_a_world_that_is_lost_comes_back_the_same_and_the_others_are_not_trained
     times = {p.name: p.stat().st_mtime_ns for p in played.folder.glob("w*.safetensors")}
     path.unlink()
     notes = []
-    again = play_worlds(played.plan, runs=played.folder.parent, isolation=SAME, report=notes.append)
+    again = run_shadow_federations(
+        played.plan, runs=played.folder.parent, isolation=SAME, report=notes.append
+    )
     assert path.read_bytes() == before
     assert all(
         (played.folder / name).stat().st_mtime_ns == t
@@ -106,7 +108,7 @@ def test_a_world_that_is_lost_comes_back_the_same_and_the_others_are_not_trained
 
 @pytest.mark.slow
 def test_the_result_says_what_was_played_and_writes_it(played):
-    done = WorldsResult(played)
+    done = MembershipResult(played)
     done.write()
     table = {row["attack"]: row for row in done.table()}
     assert table["no attack can exceed (claim)"]["knows"] == "no defence claims anything"
@@ -124,10 +126,10 @@ def test_the_result_says_what_was_played_and_writes_it(played):
 
 def test_a_gaussian_claim_for_a_client_bounds_every_attack_on_its_models(tiny):
     claimed = even(tiny, "fedavg", defense=["gaussian:clip=1,noise=2"])
-    mu, _ = claimed_mu(plan_worlds(claimed, worlds=5))
+    mu, _ = claimed_mu(plan_shadow_federations(claimed, worlds=5))
     assert mu == pytest.approx(2**0.5 / 2)
     held = even(tiny, "fedgh", defense=["gaussian:clip=1,noise=2"])
-    mu, why = claimed_mu(plan_worlds(held, worlds=5))
+    mu, why = claimed_mu(plan_shadow_federations(held, worlds=5))
     assert mu is None and "holds extractors" in why
 
 
@@ -142,14 +144,19 @@ def test_a_gaussian_claim_for_a_client_bounds_every_attack_on_its_models(tiny):
         ("fedgh", {"worlds": 5, "chosen": ["lira"]}, IncompatibleError, "reads"),
         ("local", {"worlds": 5}, IncompatibleError, "uploads"),
         ("fedmrl", {"worlds": 5, "chosen": ["lira"]}, IncompatibleError, "fedmrl"),
-        ("fedavg", {"worlds": 5, "coins": Coins(game="null")}, IncompatibleError, "trains without"),
+        (
+            "fedavg",
+            {"worlds": 5, "coins": MembershipGame(game="null")},
+            IncompatibleError,
+            "trains without",
+        ),
     ],
 )
 def test_what_cannot_be_shown_is_refused_before_a_world_is_trained(
     tiny, protocol, options, error, said
 ):
     with pytest.raises(error, match=said):
-        plan_worlds(even(tiny, protocol), **options)
+        plan_shadow_federations(even(tiny, protocol), **options)
 
 
 @pytest.mark.slow
@@ -172,8 +179,8 @@ def test_other_uploads_tell_members_too(tiny, tmp_path, protocol, attack, least)
     small = {"small": {"dim": 16}} if protocol == "fedmrl" else {}
     longer = {"train": {"rounds": 3, "epochs": 16, "lr": 0.1}} if protocol == "fedral" else {}
     settings = even(tiny, {"name": protocol, **small}, **longer)
-    plan = plan_worlds(settings, worlds=5, rounds=2, coins=Coins(apart=0.4))
-    done = WorldsResult(play_worlds(plan, runs=tmp_path, isolation=SAME))
+    plan = plan_shadow_federations(settings, worlds=5, rounds=2, coins=MembershipGame(apart=0.4))
+    done = MembershipResult(run_shadow_federations(plan, runs=tmp_path, isolation=SAME))
     assert done.scores[attack].auc > least
     held = protocol in ("fedproto", "fedre", "lg-fedavg", "fd", "fedral", "fedallrep")
     assert (MODEL in done.floors) == held == ("granted model alone" in done.verdict())
@@ -183,6 +190,8 @@ def test_other_uploads_tell_members_too(tiny, tmp_path, protocol, attack, least)
 def test_a_sample_that_only_counts_is_told_from_one_that_trains(tiny, tmp_path):
     more = {"train": {"rounds": 3, "epochs": 8, "lr": 0.2}}
     settings = even(tiny, "fedavg", defense=["dp-sgd:clip=20,noise=0.0005"], **more)
-    plan = plan_worlds(settings, worlds=4, rounds=1, chosen=["loss"], coins=Coins(game="null"))
-    done = WorldsResult(play_worlds(plan, runs=tmp_path, isolation=SAME))
+    plan = plan_shadow_federations(
+        settings, worlds=4, rounds=1, chosen=["loss"], coins=MembershipGame(game="null")
+    )
+    done = MembershipResult(run_shadow_federations(plan, runs=tmp_path, isolation=SAME))
     assert done.scores["span"].auc > 0.58 and abs(done.floors[BLIND].auc - 0.5) < 0.1

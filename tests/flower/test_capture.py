@@ -21,7 +21,7 @@ from fedre_privacy.cli import attack
 from fedre_privacy.core.artifacts import GradientState
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.federation.recorder import read_messages
-from fedre_privacy.federation.training_info import read_told
+from fedre_privacy.federation.training_info import read_training_info
 from fedre_privacy.flower.capture import capture
 from fedre_privacy.flower.commands import flwr
 from fedre_privacy.flower.local_federation import NAME, Loopback
@@ -131,7 +131,7 @@ def test_a_strategy_ends_as_without_and_all_that_it_saw_is_recorded(tmp_path: Pa
         assert params.keys() == first.keys()
         for name, value in params.items():
             assert torch.equal(value, first[name] + NODES.index(node))
-    told = read_told(tmp_path / "up")
+    told = read_training_info(tmp_path / "up")
     assert told["lr"] == 0.05 and told["epochs"] == 2 and "batch_size" not in told
     assert told["nodes"] == {str(k): str(node) for k, node in enumerate(sorted(NODES))}
     assert told["sizes"] == {str(k): NODES.index(n) + 1 for k, n in enumerate(sorted(NODES))}
@@ -161,12 +161,15 @@ def test_a_strategy_of_the_older_interface_sends_lists_without_names(tmp_path: P
     assert list(params) == ["0", "1", "2", "3"]
     for place, value in enumerate(first):
         assert torch.equal(params[str(place)], torch.from_numpy(value))
-    assert (read_told(tmp_path / "up")["lr"], read_told(tmp_path / "up")["batch_size"]) == (0.05, 4)
+    assert (
+        read_training_info(tmp_path / "up")["lr"],
+        read_training_info(tmp_path / "up")["batch_size"],
+    ) == (0.05, 4)
 
 
 def test_what_is_given_counts_more_than_what_the_server_says(tmp_path: Path) -> None:
     started(capture(Answering(), tmp_path / "up", lr=0.5, batch_size=8), rounds=1)
-    told = read_told(tmp_path / "up")
+    told = read_training_info(tmp_path / "up")
     assert (told["lr"], told["epochs"], told["batch_size"]) == (0.5, 2, 8)
 
 

@@ -21,7 +21,7 @@ from fedre_privacy.cli import attack
 from fedre_privacy.core.artifacts import GradientState
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.federation.recorder import INDEX, read_messages
-from fedre_privacy.federation.training_info import read_told
+from fedre_privacy.federation.training_info import read_training_info
 
 NVFLARE = importlib.util.find_spec("nvflare") is not None
 if NVFLARE:
@@ -161,7 +161,7 @@ def test_both_chains_write_one_recording_with_rounds_from_one_and_names(tmp_path
         assert equal(params(broadcasts[round]), model(round))
     for upload in uploads:  # site-1 comes last of the sites, and first of the numbers
         assert equal(params(upload), model(10 + upload.round - 1 + 2 - upload.client))
-    told = read_told(tmp_path / "up")
+    told = read_training_info(tmp_path / "up")
     assert told["nodes"] == {"0": "site-1", "1": "site-2", "2": "site-10"}
     assert told["sizes"] == {"0": 7, "1": 6, "2": 5}
     assert (told["lr"], told["batch_size"], "epochs" in told) == (0.1, 8, False)
@@ -293,7 +293,7 @@ def test_a_stock_job_is_captured_in_the_simulator_and_attacked(
     uploads, broadcasts = read_messages(up)
     assert [(u.round, u.client) for u in uploads] == [(1, 0), (1, 1), (2, 0), (2, 1)]
     assert [(b.round, b.recipients) for b in broadcasts] == [(1, (0, 1)), (2, (0, 1))]
-    told = read_told(up)
+    told = read_training_info(up)
     assert told["nodes"] == {"0": "site-1", "1": "site-2"} and told["sizes"] == {"0": 2, "1": 2}
     for upload in uploads:
         site = told["nodes"][str(upload.client)]

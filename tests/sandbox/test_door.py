@@ -32,7 +32,14 @@ from fedre_privacy.sandbox import client as door
 from fedre_privacy.sandbox import process
 from fedre_privacy.sandbox import worker as attacker
 from fedre_privacy.sandbox.channel import BrokenLine, Line
-from fedre_privacy.sandbox.client import PROCESS, SAME, STRICT, choose_isolation, play, strictest
+from fedre_privacy.sandbox.client import (
+    PROCESS,
+    SAME,
+    STRICT,
+    choose_isolation,
+    run_attack,
+    strictest,
+)
 from fedre_privacy.sandbox.module_recipes import Modules
 from fedre_privacy.threats.base import threats
 
@@ -135,7 +142,7 @@ def run_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.
         context = Context(
             5, report=lambda event: events.append(event.name), cache=cache or ResultCache()
         )
-        done = play(
+        done = run_attack(
             module.Plugin(**settings),
             observation(),
             context,

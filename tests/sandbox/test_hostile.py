@@ -28,7 +28,7 @@ from fedre_privacy.runs.resolution import resolve_attack, resolve_training
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.training import train
 from fedre_privacy.sandbox import bubblewrap as sandbox
-from fedre_privacy.sandbox.client import play
+from fedre_privacy.sandbox.client import run_attack
 
 needs_sandbox = pytest.mark.skipif(
     bool(sandbox.refusal()), reason=f"no sandbox: bubblewrap, {sandbox.refusal()}"
@@ -75,7 +75,7 @@ def played(run: Run, isolation: str, folder: Path, told: str = "") -> dict[str, 
         )
         assert settings is not None, problems
         trial = prepare_attack(run, settings)
-        done = play(
+        done = run_attack(
             settings.attack,
             trial.observation,
             Context(trial.attack_seed),

@@ -143,7 +143,9 @@ def test_a_channel_with_every_step_is_the_one_that_is_packed():
     held = {type(step) for place in PLACES for step in EVERY_STEP.at(place)}
     assert held == {kind for kinds in PLACES.values() for kind in kinds}
     assert Channel.from_plain(json.loads(json.dumps(EVERY_STEP.plain()))) == EVERY_STEP
-    with pytest.raises(TypeError, match=r"Channel.encoding was given Bound.*; it holds Smoothing"):
+    with pytest.raises(
+        TypeError, match=r"Channel.encoding was given ClippingStep.*; it holds Smoothing"
+    ):
         Channel(encoding=(ClippingStep(1.0),))
 
 

@@ -13,10 +13,10 @@ from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.experiments.attack import attack_into
 from fedre_privacy.experiments.external_recording import (
     ExternalRecording,
-    foreign_folder,
-    read_foreign,
+    external_folder,
+    read_external_uploads,
 )
-from fedre_privacy.experiments.external_trial import normalising_as, prepare_given
+from fedre_privacy.experiments.external_trial import normalising_as, prepare_external
 from fedre_privacy.reports.attack import attack_page
 from fedre_privacy.runs.device import choose_device
 from fedre_privacy.runs.resolution import resolve_attack
@@ -42,7 +42,7 @@ def refuse_without_uploads(options: argparse.Namespace) -> None:
         raise ConfigError(f"{names} goes with --uploads: the uploads of another system.")
 
 
-def run_foreign(
+def attack_external_uploads(
     options: argparse.Namespace,
     values: Mapping[str, Any],
     where: Mapping[str, str],
@@ -89,9 +89,9 @@ def run_foreign(
     )  # fmt: skip
     device = choose_device(options.device)
     evaluation = settings.evaluation
-    recording = read_foreign(recorded, evaluation.round, evaluation.per_update)
+    recording = read_external_uploads(recorded, evaluation.round, evaluation.per_update)
     settings = normalising_as(recording, settings)
-    trial = prepare_given(recording, settings)
+    trial = prepare_external(recording, settings)
     if options.dry_run:
         for heading, text in trial.lines().items():
             output.line(heading, text)
@@ -99,7 +99,7 @@ def run_foreign(
         output.final(None, {"checked": True})
         return 0
     result = attack_into(
-        foreign_folder(recorded, settings, trial, options.runs_dir),
+        external_folder(recorded, settings, trial, options.runs_dir),
         settings,
         lambda: trial,
         device=device,

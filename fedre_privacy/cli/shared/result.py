@@ -12,7 +12,7 @@ from fedre_privacy.cli.output import Output
 from fedre_privacy.core.manifest import complete_manifest
 from fedre_privacy.core.units import human_seconds
 from fedre_privacy.experiments.attack import AttackResult
-from fedre_privacy.experiments.dry_run import DryRunEstimate, rehearse
+from fedre_privacy.experiments.dry_run import DryRunEstimate, dry_run
 from fedre_privacy.runs.folder import begin
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import TrainSettings
@@ -30,7 +30,7 @@ def print_dry_run(
     if not options.restart:
         folder = options.runs_dir / settings.run_name
         begin(folder, resume=options.resume, restart=False, what="Run")
-    plan = rehearse(settings, None, device, options.runs_dir)
+    plan = dry_run(settings, None, device, options.runs_dir)
     for heading, text in plan.lines.items():
         output.line(heading, text)
     return plan

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedre_privacy.attacks.common.upload_features import classes_told, counts_told
+from fedre_privacy.attacks.common.upload_features import class_counts_of, classes_of
 from fedre_privacy.core.channels import Channel
 from fedre_privacy.core.outcomes import PropertyScores
 from fedre_privacy.core.types import Property
@@ -141,11 +141,11 @@ def _expected_shares(
     named, weighed = [], []
     for client in clients:
         sent = [*source.uploads[client].artifacts, *once.get(client, ())]
-        held = classes_told(sent, classes, channel).double()
+        held = classes_of(sent, classes, channel).double()
         named.append(held if bool(held.any()) else torch.ones(classes, dtype=torch.float64))
         rows = [a.encodings(classes) for a in sent if a.rows() is not None]
         weights = [one.double().sum(0).clamp(min=0) for one in rows if one is not None]
-        counts = counts_told(sent, classes, channel)
+        counts = class_counts_of(sent, classes, channel)
         if counts is None:
             counts = torch.stack(weights).sum(0) if weights else named[-1]
         weighed.append(counts)

@@ -13,7 +13,7 @@ from fedre_privacy.experiments.observation import observe
 from fedre_privacy.experiments.targets import TargetSource
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import AttackSettings
-from fedre_privacy.sandbox.client import play
+from fedre_privacy.sandbox.client import run_attack
 
 from .base import only_kinds
 
@@ -60,7 +60,9 @@ def recover(
         return known[asked]
     observation = observe(source, settings, targets, aux)
     context = Context(source.attack_seed)
-    played = play(via, observation, context, outcome=RecoveredPrototypes, hidden=run.secrets())
+    played = run_attack(
+        via, observation, context, outcome=RecoveredPrototypes, hidden=run.secrets()
+    )
     found = played.outcome
     if not isinstance(found, RecoveredPrototypes):
         raise IncompatibleError(f"Attack '{via.name}' does not return prototypes.")
