@@ -124,7 +124,9 @@ class PropertyInference(ShadowModelAttack, Attack):
         with single_threaded(context.device):  # one after another: protocols draw as they like
             for members in _alike(observation, clients).values():
                 count = max(LEAST_SHADOWS, self.shadows * len(members) // len(clients))
-                team = _Team(observation, context, round, members, count, self.start == "random")
+                team = _ClientShadows(
+                    observation, context, round, members, count, self.start == "random"
+                )
                 scores[[clients.index(k) for k in members]] = team.scores()
                 notes.append(f"{plural(count, 'rehearsal')} of {plural(len(members), 'client')}")
         return PropertyScores(torch.tensor(clients), scores, tuple(notes))
@@ -140,7 +142,7 @@ def _alike(observation: Observation, clients: Sequence[int]) -> Mapping[str, lis
 
 
 @dataclass(frozen=True, eq=False)
-class _Team:
+class _ClientShadows:
     """Clients of one architecture, and their rehearsals."""
 
     observation: Observation

@@ -137,7 +137,7 @@ def _client(
 
 
 @dataclass(frozen=True, eq=False)
-class _Team:
+class _ShadowGroup:
     """Copies of one client, and what they make of the auxiliary images.
 
     Args:
@@ -237,7 +237,7 @@ def _team(
     rows: _Rows,
     how: Shadow,
     models: Sequence[nn.Module],
-) -> _Team:
+) -> _ShadowGroup:
     """What copies of a client make of the auxiliary images, under the defences declared."""
     assert observation.aux is not None and observation.aux_labels is not None
     aux = observation.aux.float().to(context.device)
@@ -269,7 +269,7 @@ def _team(
             ]
         )
     waves = DctBands(observation.image_shape, FINEST, context.device)
-    return _Team(
+    return _ShadowGroup(
         how, extractors, pictures, fold, means, seen, sums, bounded, sent_anew, draws, waves
     )
 

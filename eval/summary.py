@@ -36,7 +36,7 @@ from .verdict import (
     NOT_EXPLAINED,
     TOO_FEW,
     VERDICT_RULE,
-    TargetGroup,
+    VerdictGroup,
     of_units,
     verdict_lines,
     verdicts,
@@ -188,7 +188,7 @@ class _Estimates:
         """Mean of a column over a group ("" for all targets)."""
         return intervals.finite(self.average[group, key])
 
-    def part(self, group: str) -> TargetGroup:
+    def part(self, group: str) -> VerdictGroup:
         """What the verdict about a group rests on."""
         hits, guesses = self.values[group, "hit1"], self.values[group, "guess1"]
         asked = hits.isfinite().nonzero().squeeze(1)
@@ -198,10 +198,10 @@ class _Estimates:
             once = asked[[i for i, image in enumerate(sought) if image not in sought[:i]]]
             chance = intervals.at_least(float(hits[once].sum()), guesses[once])
         psnr, hit = self.metric(group, "psnr"), self.found(group)
-        return TargetGroup(group, psnr, hit, found, chance, self.explains(group))
+        return VerdictGroup(group, psnr, hit, found, chance, self.explains(group))
 
     def explains(self, group: str) -> bool | None:
-        """Whether answers explain more than the floor's, see `TargetGroup`."""
+        """Whether answers explain more than the floor's, see `VerdictGroup`."""
         if EXPLAINED not in self.metrics:
             return True
         share = self.metric(group, EXPLAINED)

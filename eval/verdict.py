@@ -67,7 +67,7 @@ VERDICT_RULE = (
 
 
 @dataclass(frozen=True)
-class TargetGroup:
+class VerdictGroup:
     """All targets, or a group of them.
 
     Args:
@@ -123,7 +123,7 @@ class Ruling:
     here: bool = False
 
 
-def verdicts(parts: Sequence[TargetGroup]) -> list[Ruling]:
+def verdicts(parts: Sequence[VerdictGroup]) -> list[Ruling]:
     """Apply `VERDICT_RULE` to parts that are tested together, in their order."""
     alike = _rejected_groups(
         [
@@ -235,8 +235,8 @@ def holm(p_values: Sequence[float], error: float = ERROR) -> list[int]:
 
 
 def verdict_lines(
-    whole: TargetGroup,
-    groups: Sequence[TargetGroup],
+    whole: VerdictGroup,
+    groups: Sequence[VerdictGroup],
     found: Sequence[Ruling],
     *,
     noun: str,
@@ -290,9 +290,9 @@ def _word(word: str) -> str:
 
 
 def _of_all(
-    whole: TargetGroup,
+    whole: VerdictGroup,
     ruling: Ruling,
-    rest: Sequence[tuple[TargetGroup, Ruling]],
+    rest: Sequence[tuple[VerdictGroup, Ruling]],
     noun: str,
     gallery: int,
     unit: str,
@@ -318,7 +318,7 @@ def _of_all(
     return f"the {many}: {numbers}{_upper_limits([whole])}{alone}"
 
 
-def _generalisation_words(part: TargetGroup, ruling: Ruling, unit: str) -> str:
+def _generalisation_words(part: VerdictGroup, ruling: Ruling, unit: str) -> str:
     """For whom a leak is shown: these images, others like them, or both."""
     these = f"these images (p = {part.chance:.1g} by guessing)" if ruling.here else ""
     if ruling.alike:
@@ -326,7 +326,7 @@ def _generalisation_words(part: TargetGroup, ruling: Ruling, unit: str) -> str:
     return f"; shown for {these} of {plural(part.clients, unit)}, little is said of other {unit}s"
 
 
-def _upper_limits(parts: Sequence[TargetGroup]) -> str:
+def _upper_limits(parts: Sequence[VerdictGroup]) -> str:
     """What could still be, at most, of any of some parts."""
     highest = []
     for measures in zip(*(part.measures for part in parts), strict=True):
@@ -339,7 +339,7 @@ def _number(count: int) -> str:
     return "one" if count == 1 else str(count)
 
 
-def _numbers(parts: Sequence[TargetGroup], gallery: int) -> str:
+def _numbers(parts: Sequence[VerdictGroup], gallery: int) -> str:
     """``6 of 6 found among 100 (guess 1.6 %), pictures 5.9 dB over the floor``."""
     said = []
     lineups = sum(part.hit.n for part in parts)

@@ -44,7 +44,7 @@ class TrainingSettings(TypedDict):
     train: Values
 
 
-class AttackRecord(TypedDict):
+class JobAttack(TypedDict):
     """One attack of a job, as it lies on disk."""
 
     attack: Word
@@ -67,7 +67,7 @@ class JobResult(TypedDict):
     seed: Count
     training: Values
     status: Status
-    attacks: list[AttackRecord]
+    attacks: list[JobAttack]
     wall_s: Seconds | None
     run: NotRequired[Word]
     final: NotRequired[dict[Word, Number | None]]

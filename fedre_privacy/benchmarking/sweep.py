@@ -28,7 +28,7 @@ from fedre_privacy.runs.settings import AttackSettings, TrainSettings
 from fedre_privacy.runs.training import train
 
 from .jobs import REFUSED, BenchmarkJob, Place
-from .results import AttackRecord, JobResult
+from .results import JobAttack, JobResult
 
 WORKER = f"{__package__}.worker"
 """The module that the process of a job runs."""
@@ -61,7 +61,7 @@ def run_job(
             result["architectures"] = run.record["architectures"]
             result["predicted"] = predicted_leakage(job.training, run.record["class_counts"])
             for settings in job.attacks:
-                entry: AttackRecord = {
+                entry: JobAttack = {
                     "attack": settings.attack.name,
                     "answers": question_of(settings).name,
                     "target": settings.target,

@@ -22,7 +22,7 @@ PER_CLIENT = "per_client_"
 
 
 @dataclass(frozen=True)
-class Accuracy:
+class ClientAccuracy:
     """Test accuracy over clients: macro (mean of clients) and micro (pooled samples)."""
 
     mean_client: float
@@ -54,18 +54,18 @@ def count(
     return correct, len(samples)
 
 
-def evaluate(protocol: Protocol, clients: Sequence[Client], setting: Setting) -> Accuracy:
+def evaluate(protocol: Protocol, clients: Sequence[Client], setting: Setting) -> ClientAccuracy:
     """Accuracy of every client on its own test samples."""
     return accuracy([count(protocol, client, setting, client.test) for client in clients])
 
 
-def accuracy(counts: Sequence[tuple[int, int]]) -> Accuracy:
+def accuracy(counts: Sequence[tuple[int, int]]) -> ClientAccuracy:
     """Accuracy of clients, of whose test samples so many are right out of so many."""
     correct, totals = zip(*counts, strict=True)
     per_client = tuple(c / n if n else None for c, n in counts)
     tested = [value for value in per_client if value is not None]
     mean = sum(tested) / len(tested) if tested else float("nan")
-    return Accuracy(
+    return ClientAccuracy(
         mean,
         (sum((value - mean) ** 2 for value in tested) / max(len(tested) - 1, 1)) ** 0.5,
         sum(correct) / max(sum(totals), 1),
@@ -73,7 +73,9 @@ def accuracy(counts: Sequence[tuple[int, int]]) -> Accuracy:
     )
 
 
-def columns(moment: str, own: Accuracy | None, shared: Accuracy | None) -> dict[str, Any]:
+def columns(
+    moment: str, own: ClientAccuracy | None, shared: ClientAccuracy | None
+) -> dict[str, Any]:
     """What a row of metrics holds of one moment; None where nothing was measured.
 
     Args:

@@ -37,7 +37,15 @@ from fedre_privacy.protocols.blocks.state import Client, Message, Server, Settin
 
 from . import checkpoint
 from . import forked_clients as copies
-from .accuracy import MOMENTS, Accuracy, accuracy, columns, count, is_measured, measured_on_shared
+from .accuracy import (
+    MOMENTS,
+    ClientAccuracy,
+    accuracy,
+    columns,
+    count,
+    is_measured,
+    measured_on_shared,
+)
 from .ledger import measure
 from .recorder import Recorder, read_messages
 from .stacked_clients import train_together
@@ -102,7 +110,7 @@ class Cohort(ABC):
         """Let the chosen clients train, and keep the evaluator's share of it."""
 
     @abstractmethod
-    def evaluate(self, *, shared: bool = False) -> Accuracy | None:
+    def evaluate(self, *, shared: bool = False) -> ClientAccuracy | None:
         """Accuracy of all clients as they are now.
 
         Args:
@@ -167,7 +175,7 @@ class LocalCohort(Cohort):
         self.keep(round, self.clients, {k: emissions for k, (emissions, _) in done.items()})
         return {k: (tuple(e.artifact for e in sent), loss) for k, (sent, loss) in done.items()}
 
-    def evaluate(self, *, shared: bool = False) -> Accuracy | None:
+    def evaluate(self, *, shared: bool = False) -> ClientAccuracy | None:
         found = [client.shared if shared else client.test for client in self.clients]
         tests = [samples for samples in found if samples is not None]
         if len(tests) < len(self.clients):
@@ -308,7 +316,7 @@ def lead(
 
 def _accuracies(
     cohort: Cohort, training: Training, round: int
-) -> tuple[Accuracy | None, Accuracy | None]:
+) -> tuple[ClientAccuracy | None, ClientAccuracy | None]:
     """Accuracy on clients' own test samples and on the shared test set, where each is due."""
     own, shared = is_measured(training, round), measured_on_shared(training, round)
     return cohort.evaluate() if own else None, cohort.evaluate(shared=True) if shared else None

@@ -19,7 +19,7 @@ from fedre_privacy.core.threads import single_threaded
 from fedre_privacy.core.types import Upload
 from fedre_privacy.defenses.base import Defense
 from fedre_privacy.federation import accuracy, loop
-from fedre_privacy.federation.accuracy import Accuracy
+from fedre_privacy.federation.accuracy import ClientAccuracy
 from fedre_privacy.federation.loop import Cohort, Post, Row, Sent
 from fedre_privacy.federation.recorder import Recorder, read_messages
 from fedre_privacy.federation.steps import begins_with_uploads
@@ -224,7 +224,7 @@ class RemoteCohort(Cohort):
         replies = self._ask(orders)
         return {k: (replies[k][1][0], replies[k][0]["loss"]) for k in post.chosen}
 
-    def evaluate(self, *, shared: bool = False) -> Accuracy | None:
+    def evaluate(self, *, shared: bool = False) -> ClientAccuracy | None:
         known = self.shared if shared else self.right
         for k in self.pending:
             self.right.pop(k, None)

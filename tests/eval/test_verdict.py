@@ -20,7 +20,7 @@ from fedre_privacy.eval.verdict import (
     MARGIN_SHARE,
     NO_EVIDENCE,
     TOO_FEW,
-    TargetGroup,
+    VerdictGroup,
     holm,
     leak_verdict,
     still,
@@ -50,7 +50,7 @@ def part(
         HIT, value=found / targets, floor=0.02, over_interval=(-0.02, most), p=tests[1],
         margin=MARGIN_SHARE, n=targets, targets=targets, clients=clients,
     )  # fmt: skip
-    return TargetGroup(name, psnr, hit, found, chance)
+    return VerdictGroup(name, psnr, hit, found, chance)
 
 
 def words(*parts):
@@ -224,7 +224,7 @@ def played(sizes, gain, rate, seed, worlds=1500):
             margin=MARGIN_SHARE, n=n, targets=n, clients=len(sizes),
         )  # fmt: skip
         total = float(hits.sum())
-        (word,) = words(TargetGroup("", psnr, hit, total, at_least(total, guess)))
+        (word,) = words(VerdictGroup("", psnr, hit, total, at_least(total, guess)))
         found[word] += 1
     return {word: count / worlds for word, count in found.items()}
 
