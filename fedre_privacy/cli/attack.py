@@ -134,8 +134,8 @@ def run(options: argparse.Namespace, output: Output) -> int:
             return list_all(output)
         list_for(find_run(options.listed, options.runs_dir), settings.threat, output)
         return 0
-    if options.explain:
-        explain(training, settings, output)
+    if options.explain is not None:
+        explain(training, settings, output, options.explain)
         return 0
     device = choose_device(options.device)
     secrets = [options.runs_dir, *training.data.sources()]

@@ -88,8 +88,8 @@ def run(options: argparse.Namespace, output: Output) -> int:
         each = math.ceil(options.canaries / settings.train.clients)
         coins = MembershipGame(game=options.game, slots=max(each, 2), canary=options.canary)
         settings = settings.in_world(coins)
-    if options.explain:
-        explain(settings, None, output)
+    if options.explain is not None:
+        explain(settings, None, output, options.explain)
         return 0
     if recorded is not None:
         require_complete(recorded)

@@ -9,12 +9,13 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fedre_privacy.core.errors import FedreError, Interrupted
+from fedre_privacy.core.errors import FedreError, Interrupted, MissingInputError, nearest
 from fedre_privacy.core.interrupts import stoppable
 from fedre_privacy.core.os_errors import os_error_message
 from fedre_privacy.core.registry import import_plugins
 from fedre_privacy.core.safe_text import visible
 
+from .index import read_index
 from .lists import list_presets
 from .output import Output
 
@@ -39,10 +40,13 @@ def command(
     code = others(parser, given) if others is not None else None
     if code is not None:
         return code
-    options = parser.parse_args(given)
+    options, strange = parser.parse_known_args(given)
+    if strange:
+        parser.error(_unrecognised(parser, strange))
     output = Output(as_json=options.json, quiet=options.quiet)
     try:
         with stoppable():
+            _refuse_protocol_as_run(parser.prog, getattr(options, "run", None))
             import_plugins(getattr(options, "plugin", ()))
             if "list" in getattr(options, "preset", ()):
                 return list_presets(output)
@@ -52,6 +56,35 @@ def command(
         return exit_code_of(
             error, output, lambda: getattr(options, folder) / "log.txt", resume=resume
         )
+
+
+def _unrecognised(parser: argparse.ArgumentParser, strange: Sequence[str]) -> str:
+    """What is said of words that no option takes, with the nearest option or what they name."""
+    hints, known = [], vars(parser)["_option_string_actions"]
+    for word in strange:
+        option = word.partition("=")[0]
+        if close := nearest(option, known) if option.startswith("--") else None:
+            hints.append(f"Did you mean {close}?")
+        elif word in _protocols():
+            hints.append(f"'{word}' is a protocol: --protocol {word}.")
+    return " ".join([f"unrecognized arguments: {' '.join(strange)}.", *hints])
+
+
+def _refuse_protocol_as_run(program: str, run: object) -> None:
+    """Refuse the name of a protocol where a run's folder is asked for.
+
+    Raises:
+        MissingInputError: with the command that takes the protocol.
+    """
+    if run is not None and str(run) in _protocols() and not Path(str(run)).exists():
+        raise MissingInputError(
+            f"'{run}' is a protocol, and no run has its name.",
+            next_step=f"{program} --protocol {run}",
+        )
+
+
+def _protocols() -> set[str]:
+    return {row["protocol"] for row in read_index()["parts"]["protocols"]}
 
 
 def exit_code_of(

@@ -107,8 +107,8 @@ def run(options: argparse.Namespace, output: Output) -> int:
     from .shared.explain import explain
 
     plan = _plan(options)
-    if options.explain:
-        explain(plan.training, None, output)
+    if options.explain is not None:
+        explain(plan.training, None, output, options.explain)
         return 0
     if options.dry_run:
         one = dry_run(plan.world(0), None, choose_device(options.device))

@@ -100,7 +100,10 @@ def add_common_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--explain",
-        action="store_true",
-        help="describe the chosen parts and their settings, and stop",
+        nargs="?",
+        const="",
+        metavar="WORD",
+        help="describe the chosen parts and their settings, and stop; with a WORD only settings "
+        "whose name or meaning holds it",
     )
     add_output_options(parser)

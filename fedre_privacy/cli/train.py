@@ -52,8 +52,8 @@ def run(options: argparse.Namespace, output: Output) -> int:
         for item in settings_in_sections(options, ATTACK_SECTIONS)
     ]
     settings = training_settings(options, problems, see="fedre-train --explain")
-    if options.explain:
-        explain(settings, None, output)
+    if options.explain is not None:
+        explain(settings, None, output, options.explain)
         return 0
     device = choose_device(options.device)
     if options.dry_run:

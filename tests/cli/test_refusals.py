@@ -518,3 +518,32 @@ def test_every_exit_code_is_documented(repo: Path) -> None:
     rows = (repo / "docs" / "errors.md").read_text().splitlines()
     codes = {row.split("|")[1].strip() for row in rows if row.startswith("| ")}
     assert set(map(str, itertools.chain(range(7), [130]))) <= codes
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--traget", "labels"], "unrecognized arguments: --traget. Did you mean --target?"),
+        (["--protocol", "fedre", "--roudns=3"], "Did you mean --rounds?"),
+    ],
+)
+def test_a_mistyped_option_is_shown_the_nearest(cli: Any, words: list[str], text: str) -> None:
+    done = cli.attack(*words)
+    assert done.code == 2 and text in done.err
+
+
+def test_a_protocol_in_the_wrong_place_is_shown_its_option(cli: Any, nowhere: Path) -> None:
+    done = cli.attack("fedavg")
+    assert done.code != 0 and done.err.endswith("\nfedre-attack --protocol fedavg\n")
+    done = cli.train("fedavg")
+    assert done.code == 2 and "'fedavg' is a protocol: --protocol fedavg." in done.err
+    assert list(nowhere.iterdir()) == []
+
+
+def test_explain_finds_settings_by_a_word(cli: Any, nowhere: Path) -> None:
+    done = cli.train("--explain", "step size", "--protocol", "fedgh")
+    shown = [line.split()[0] for line in done.out.splitlines()[1:] if line.strip()]
+    assert done.code == 0 and {"train.lr", "protocol.server.lr"} <= set(shown)
+    assert "train.rounds" not in shown and list(nowhere.iterdir()) == []
+    done = cli.train("--explain", "roundz", "--protocol", "fedgh")
+    assert done.code == 2 and "Did you mean" in done.err and "Give --explain" in done.err

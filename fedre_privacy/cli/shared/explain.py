@@ -12,6 +12,7 @@ from fedre_privacy.cli.lists import adapts, display_default
 from fedre_privacy.cli.output import Output
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.config import Knob, knobs
+from fedre_privacy.core.errors import ConfigError, unknown_name
 from fedre_privacy.core.types import ThreatModel
 from fedre_privacy.experiments.observation import effective
 from fedre_privacy.experiments.questions.base import questions_for
@@ -25,10 +26,21 @@ from fedre_privacy.runs.settings import AttackSettings, TrainSettings
 from fedre_privacy.threats.base import threats
 
 
-def explain(training: TrainSettings, settings: AttackSettings | None, output: Output) -> None:
-    """Print each chosen part's docstring and settings, then the groups of settings."""
+def explain(
+    training: TrainSettings, settings: AttackSettings | None, output: Output, word: str = ""
+) -> None:
+    """Print each chosen part's docstring and settings, then the groups of settings.
+
+    Args:
+        word: print only the settings whose name or meaning holds it, in one table.
+    """
+    parts = list(_parts(training, settings))
+    if word:
+        rows = [_row(section, knob) for _, section, part, _ in parts for knob in knobs(type(part))]
+        _explain_word(rows, word, output)
+        return
     every = []
-    for title, section, part, documented in _parts(training, settings):
+    for title, section, part, documented in parts:
         output.text(f"{title}  ({type(part).__module__}.{type(part).__qualname__})")
         output.text()
         if documented:
@@ -45,6 +57,22 @@ def explain(training: TrainSettings, settings: AttackSettings | None, output: Ou
             output.text()
     output.line("Presets", "--preset NAME sets several at once; --preset list shows them")
     output.final(None, {"settings": every, "presets": list(presets())})
+
+
+def _explain_word(rows: list[dict[str, str]], word: str, output: Output) -> None:
+    """Print the settings whose name or meaning holds a word.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    found = [r for r in rows if word.lower() in f"{r['setting']} {r['meaning']}".lower()]
+    if not found:
+        raise ConfigError(
+            unknown_name("word of a setting", word, [row["setting"] for row in rows]),
+            next_step="Give --explain without a word for all settings.",
+        )
+    output.table(found)
+    output.final(None, {"settings": found})
 
 
 def _parts(
