@@ -170,6 +170,7 @@ def moved(problem, change):
     return replace(problem, targets=targets, uploads=targets)
 
 
+@pytest.mark.slow
 def test_it_beats_the_linear_answer_and_a_mean_beats_a_sample(problem, many):
     truth = many[0][:16]
     how = {"updates": 400, "width": 24, "layers": 4, "steps": 20}

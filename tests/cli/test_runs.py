@@ -303,6 +303,7 @@ def test_dry_run_estimates_what_is_asked_for(cli: Any, tiny: list[str], nowhere:
     assert one["plan"]["memory_bytes"] > 1e8
 
 
+@pytest.mark.slow
 def test_a_rehearsal_says_what_stands_in_for_recovered_prototypes(cli: Any, run: Path) -> None:
     asked = ("--target", "recovered-prototypes", "--threat", "strong", "--attack", "linear")
     done = cli.attack(*TINY, "--protocol", "fedre", *asked, "--dry-run")

@@ -190,6 +190,7 @@ def test_an_overridden_aggregation_needs_single_uploads_until_it_says_otherwise(
         prepare(settings, torch.device("cpu"))
 
 
+@pytest.mark.slow
 def test_a_shell_prints_a_line_for_each_check(tmp_path):
     (tmp_path / "my_metric.py").write_text(
         "from fedre_privacy.eval.metrics.psnr import Psnr\n"

@@ -98,6 +98,7 @@ def which(sure, found, clients):
     return knows_which(sure, found, clients, measures)
 
 
+@pytest.mark.slow
 def test_that_the_attacker_knows_which_is_said_where_the_surest_are_found():
     clients = torch.arange(60) % 10
     found = torch.zeros(60)

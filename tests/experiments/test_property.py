@@ -125,6 +125,7 @@ def with_noise(trial: Any) -> PropertyScores:
     return trial.settings.attack(seen, Context(trial.attack_seed))
 
 
+@pytest.mark.slow
 def test_heads_tell_their_classes_and_noise_in_their_place_tells_nothing(trials):
     some = trials[:2]
     classes, _ = over_runs(some, answered)

@@ -400,7 +400,7 @@ def test_an_evaluator_that_is_killed_leaves_no_process_and_the_next_removes_its_
         "    def save(self, name, tensors):\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
         "context = test_door.Context(5, cache=ResultCache())\n"
-        "test_door.play(sleeping.Plugin(), test_door.observation(), context,\n"
+        "test_door.run_attack(sleeping.Plugin(), test_door.observation(), context,\n"
         f"    outcome=test_door.Reconstruction, isolation={isolation!r})\n"
     )
     room = tmp_path / "tmp"

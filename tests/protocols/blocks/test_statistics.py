@@ -60,6 +60,7 @@ def runs(tmp_path_factory):
     return of
 
 
+@pytest.mark.slow
 def test_few_steps_leave_running_statistics_behind_and_new_ones_are_right(runs):
     off = {}
     for statistics in CHOICES:
