@@ -85,7 +85,7 @@ QUICK = {
     "spear": {"by": "linear", "tries": 2048},
 }
 OFTEN = {("fedgh", "clip:norm=0.02"), ("fedre", "label-smoothing")}
-"""Runs on which the attacks are asked in every test run; the others are slow."""
+"""Runs on which all attacks but the longest are asked in every test run; the others are slow."""
 SENT = {
     "fedgh": Prototypes, "fedre": EntangledRep, "fedsgd": GradientState, "fedavg": ModelState,
     "lg-fedavg": HeadState, "fedral": MatrixBlocks, "fd": ClassLogits,
@@ -105,7 +105,7 @@ EVERY = [
     pytest.param(
         protocol, given, name,
         id=f"{name}-{protocol}-{given}",
-        marks=() if (protocol, given) in OFTEN else (pytest.mark.slow,),
+        marks=() if (protocol, given) in OFTEN and name != "property" else (pytest.mark.slow,),
     )
     for protocol, all_given in RUNS.items()
     for given in all_given
