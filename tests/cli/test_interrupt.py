@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fedre_privacy.attacks.common import tiling as driver
-from fedre_privacy.attacks.inversion import reconstruction as inversion
+from fedre_privacy.attacks.inversion import search_settings as inversion
 from fedre_privacy.cli import benchmark
 from fedre_privacy.experiments import attack as pipeline
 from fedre_privacy.federation import loop
