@@ -53,7 +53,7 @@ from fedre_privacy.attacks.common.objectives import OBJECTIVES
 from fedre_privacy.attacks.common.tiles import CPU_TILE
 from fedre_privacy.attacks.dip import DeepImagePrior
 from fedre_privacy.attacks.inversion import decoder_net, dip_net
-from fedre_privacy.attacks.inversion import reconstruction as inversion
+from fedre_privacy.attacks.inversion import search_settings as inversion
 from fedre_privacy.attacks.inversion.decoder_net import (
     DecoderTraining,
     Examples,
