@@ -51,7 +51,8 @@ fed = build(
 with tempfile.TemporaryDirectory() as folder:
     recorder, kept = Recorder(Path(folder) / "uploads"), Path(folder) / "checkpoints"
     begun = time.perf_counter()
-    loop.run(
+    train = getattr(loop, "run_rounds", None) or loop.run  # its name in other versions
+    train(
         fed.protocol, fed.clients, fed.server, fed.setting, recorder=recorder, checkpoints=kept,
         report=lambda event: None, keep=lambda *made: None,
     )

@@ -111,7 +111,7 @@ def test_it_is_in_a_benchmarks_rows_table_page_comparison_and_frontier(made):
 def test_its_frontier_is_written_beside_the_first(made, monkeypatch):
     job = made.jobs[0]
     monkeypatch.setattr(benchmarking, "run_jobs", lambda *_, **__: [job])
-    benchmarking.benchmark(made.wanted, folder=made.folder, runs=made.runs, worker="none")
+    benchmarking.benchmark(made.wanted, folder=made.folder, runs=made.runs, page="none")
     names = {path.name for path in made.folder.glob("frontier*.png")}
     assert names == {
         "frontier.png", "frontier-shared-accuracy.png", "frontier-new_metric.Brightness.png",
