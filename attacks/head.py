@@ -50,7 +50,7 @@ EXPLAINED = 1e-2
 """A match that counts as explained. The less of a change is left, the more classes explain it: of
 those that explain it the longest is taken, which holds the fewest classes."""
 
-REHEARSALS = 4
+SHADOW_MODELS = 4
 """Copies of a client that are trained where its extractor is not known."""
 
 RECOGNISED = 0.01
@@ -223,7 +223,7 @@ class HeadUpdate(Attack):
         aux = observation.aux.float().to(context.device)
         owner = (case.client, case.round)
         shares = class_shares(observation, context, owner, told=self._share(case).double())
-        copies = train_shadow_models(observation, context, owner, REHEARSALS, shares)
+        copies = train_shadow_models(observation, context, owner, SHADOW_MODELS, shares)
         reps = [outputs(one.get_submodule("extractor"), aux).cpu() for one in copies]
         return _public_means(case, observation, reps)
 

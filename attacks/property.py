@@ -1,4 +1,4 @@
-"""Properties of a client's images, told from its upload by rehearsals with and without them."""
+"""Properties of a client's images, told from its upload by shadow models with and without."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from .gradients.victims import architecture_key
 from .inversion.shadow_models import ShadowModelAttack, classes_drawn, require_shadow_models
 
 LEAST_SHADOWS = 40
-"""Rehearsals of the clients of one architecture, at least."""
+"""Shadow models of the clients of one architecture, at least."""
 FOLDS = 5
 WIDEST = 0.5
 """How far from its limit a share is drawn, at most, with the property and without it."""
@@ -63,22 +63,23 @@ VALUES = (ClippingStep, Masking, Noise, UnknownNoise, RandomRounding)
 class PropertyInference(ShadowModelAttack, Attack):
     """Tell from an upload what share of a client's images is of one class, or dark, and so on.
 
-    The server rehearses each client on auxiliary images from the weights that it began with, with
-    the broadcasts of these rounds, with and without each property. From the uploads of all
-    rehearsals of clients of one architecture a logistic regression learns which share of the images
-    counts; the penalty is that which does best on clients left out. Where uploads tell how many
-    samples each class has, shares of classes are read off. The server is passive.
+    The server trains shadow models of each client on auxiliary images from the weights that it
+    began with, with the broadcasts of these rounds, with and without each property. From the
+    uploads of all shadow models of clients of one architecture a logistic regression learns which
+    share of the images counts; the penalty is that which does best on clients left out. Where
+    uploads tell how many samples each class has, shares of classes are read off. The server is
+    passive.
 
     Shape:      K clients and P properties; scores (K, P), above 0.5 where the share found lies
                 above the property's limit
     Needs:      UPLOADS, HEAD, TRAINING, AUX_DATA, ARCHITECTURE, and INITIAL_MODEL with
                 ``start=known``; no extractor       Recovers: properties
-    Cost:       `shadows` rehearsals of a client up to the attacked round
+    Cost:       `shadows` shadow models of a client up to the attacked round
     Reference:  Ganju et al., Property inference attacks on fully connected neural networks using
                 permutation invariant representations, CCS 2018; Melis et al., Exploiting
                 unintended feature leakage in collaborative learning, S&P 2019.
     Deviations: shares are learnt and not only yes or no; vectors of classes are averaged over the
-                classes after each class's mean over all rehearsals is taken out; tensors of more
+                classes after each class's mean over all shadow models is taken out; tensors of more
                 than 1,024 numbers are sketched to 256 random projections.
     """
 
@@ -108,7 +109,7 @@ class PropertyInference(ShadowModelAttack, Attack):
         "training": (NoisySteps,),
     }
 
-    shadows: int = knob(200, help="rehearsals in all, dealt out to the clients", ge=10)
+    shadows: int = knob(200, help="shadow models in all, dealt out to the clients", ge=10)
 
     def run(self, observation: Observation, context: Context) -> PropertyScores:
         require_shadow_models(observation, random=self.start == "random")
@@ -128,7 +129,7 @@ class PropertyInference(ShadowModelAttack, Attack):
                     observation, context, round, members, count, self.start == "random"
                 )
                 scores[[clients.index(k) for k in members]] = team.scores()
-                notes.append(f"{plural(count, 'rehearsal')} of {plural(len(members), 'client')}")
+                notes.append(f"{plural(count, 'shadow model')} of {plural(len(members), 'client')}")
         return PropertyScores(torch.tensor(clients), scores, tuple(notes))
 
 
@@ -143,7 +144,7 @@ def _alike(observation: Observation, clients: Sequence[int]) -> Mapping[str, lis
 
 @dataclass(frozen=True, eq=False)
 class _ClientShadows:
-    """Clients of one architecture, and their rehearsals."""
+    """Clients of one architecture, and their shadow models."""
 
     observation: Observation
     context: Context
@@ -173,7 +174,7 @@ class _ClientShadows:
             owners.append(torch.full((number,), place))
             made += [{name: rows[i] for name, rows in piece.items()} for i in range(number)]
         scale, owner = Scale(made), torch.cat(owners)
-        alone = len(owner.unique()) < 2  # then rehearsals are left out, and not clients
+        alone = len(owner.unique()) < 2  # then shadow models are left out, and not clients
         groups = (torch.arange(len(owner)) if alone else owner) % FOLDS
         sent = [self._blocks(self._upload_of(client), client) for client in self.clients]
         found = fitted_shares(scale(made), torch.cat(shares), groups, scale(sent))
@@ -211,7 +212,7 @@ class _ClientShadows:
         return blocks_of(read, self.observation.num_classes, shapes)
 
     def _shadow_uploads(self, client: int, number: int) -> dict[str, Tensor]:
-        """Blocks of the uploads of a client's rehearsals, and the share that counts in each."""
+        """Blocks of the uploads of a client's shadow models, and the share that counts in each."""
         seen, device = self.observation, self.context.device
         assert seen.aux is not None and seen.aux_labels is not None
         assert seen.training is not None and seen.rehearse is not None

@@ -1,4 +1,4 @@
-"""Inversion without the client's extractor: a server rehearses the client from a known start."""
+"""Inversion without the client's extractor: shadow models from a known start."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ class _Rows:
 def shadow_answers(
     observation: Observation, context: Context, how: Shadow, told: Mapping[Owner, Tensor | None]
 ) -> Reconstruction:
-    """Answer every target by maps fitted to rehearsed clients.
+    """Answer every target by maps fitted to shadow models.
 
     Args:
         told: class shares of a client (C,), where its uploads do not count them.
 
     Raises:
-        IncompatibleError: too few auxiliary images, or nothing to rehearse with.
+        IncompatibleError: too few auxiliary images, or nothing is known of how clients train.
     """
     random = how.start == "random"
     require_shadow_models(observation, random=random)
@@ -290,14 +290,7 @@ def _errors(
     errors, shadow = [], []
     for number, own in enumerate(seen):
         held = number % FOLDS
-        kept = [
-            part
-            for other, parts in enumerate(sums)
-            if other != number
-            for one, part in enumerate(parts)
-            if one != held
-        ]
-        way, where = fit_ridge(total(kept), penalty), fold == held
+        way, where = fit_ridge(_total_without(sums, number, held), penalty), fold == held
         for reps, images in zip(own, pictures, strict=True):
             made = way(reps[where] + shifts[number]).reshape(-1, *images.shape[1:])
             errors.append(images[where] - made.clamp(0, 1))
@@ -305,19 +298,18 @@ def _errors(
     return torch.cat(errors), torch.cat(shadow)
 
 
+def _total_without(sums: Sequence[Sequence[Sums]], shadow: int, fold: int) -> Sums:
+    """The sums of all shadows but one over all folds of images but one."""
+    others = [parts for number, parts in enumerate(sums) if number != shadow]
+    return total([part for parts in others for one, part in enumerate(parts) if one != fold])
+
+
 def _penalty(sums: Sequence[Sequence[Sums]]) -> float:
     """The penalty that errs least on held-out images of a held-out shadow, each held out once."""
     errors = []
     for held, own in enumerate(sums):
         fold = held % FOLDS
-        kept = [
-            part
-            for number, other in enumerate(sums)
-            if number != held
-            for one, part in enumerate(other)
-            if one != fold
-        ]
-        errors.append(errors_by_penalty(total(kept), own[fold]))
+        errors.append(errors_by_penalty(_total_without(sums, held, fold), own[fold]))
     finite = [one for one in errors if one is not None]
     if not finite:
         return PENALTIES[-1]
@@ -395,7 +387,7 @@ class Shadow(ShadowModelAttack, Attack):
     )
     tries: int = knob(
         16,
-        help="rehearsals of each of three stages that seek a client's class shares, where it "
+        help="shadow models of each of three stages that seek a client's class shares, where it "
         "uploads prototypes and no counts; 0: shares are drawn",
         ge=0,
     )

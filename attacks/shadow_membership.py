@@ -100,8 +100,8 @@ class ShadowMembership(ShadowModelAttack, Attack):
     shadows: int = knob(8, help="copies of each client that are trained", ge=2, le=64)
     tries: int = knob(
         16,
-        help="rehearsals of each of three stages that seek a client's class shares, where uploads "
-        "do not tell them; 0: shares are drawn",
+        help="shadow models of each of three stages that seek a client's class shares, where "
+        "uploads do not tell them; 0: shares are drawn",
         ge=0,
     )
 

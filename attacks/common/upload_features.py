@@ -1,4 +1,4 @@
-"""An upload as numbers that can be compared between clients and their rehearsals."""
+"""An upload as numbers that can be compared between clients and shadow models."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ Owner = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class ShadowModelAttack:
-    """What an attack needs that rehearses clients, and where its rehearsals begin."""
+    """What an attack needs that trains shadow models, and where these begin."""
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset(
         {
@@ -56,8 +56,8 @@ class ShadowModelAttack:
 
     start: str = knob(
         "known",
-        help="weights that rehearsals begin with: those before the first round, or random ones of "
-        "the architecture",
+        help="weights that shadow models begin with: those before the first round, or random "
+        "ones of the architecture",
         choices=("known", "random"),
     )
 
@@ -69,7 +69,7 @@ class ShadowModelAttack:
 
 
 def require_shadow_models(observation: Observation, *, random: bool) -> None:
-    """Refuse an observation of which no client can be rehearsed.
+    """Refuse an observation of which no shadow model can be trained.
 
     Raises:
         IncompatibleError: it says what is absent, and the next command.
@@ -77,13 +77,13 @@ def require_shadow_models(observation: Observation, *, random: bool) -> None:
     count = 0 if observation.aux is None else len(observation.aux)
     if count < LEAST_AUX or observation.aux_labels is None:
         raise IncompatibleError(
-            f"A rehearsal trains on at least {LEAST_AUX} auxiliary images with labels; {count} "
+            f"A shadow model trains on at least {LEAST_AUX} auxiliary images with labels; {count} "
             "were given.",
             next_step="Use a data set with more held-out images.",
         )
     if observation.rehearse is None or observation.training is None:
         raise IncompatibleError(
-            "Nothing is known of how these clients train, so they cannot be rehearsed.",
+            "Nothing is known of how these clients train, so no shadow model can be trained.",
             next_step="Attack a run that was trained here: fedre-attack RUN --threat public-init.",
         )
     clients = {upload.client for upload in observation.targets}
@@ -147,8 +147,8 @@ def class_shares(
     Args:
         told: shares (C,) where its uploads do not count them; None: sought where class means or
             mixtures of them were uploaded.
-        tries: rehearsals of each stage of that search; 0: no search.
-        random: rehearse from random weights; then nothing is sought.
+        tries: shadow models of each stage of that search; 0: no search.
+        random: begin with random weights; then nothing is sought.
     """
     sent = upload_of(observation, owner)
     counted = class_counts_of(sent, observation.num_classes, observation.channel)
@@ -182,11 +182,11 @@ def train_shadow_models(
         random: begin with random weights in place of the initial model.
         tick: told of each copy that is done.
     """
-    rehearse = _ShadowTraining(observation, context, owner, random)
+    train = _ShadowTraining(observation, context, owner, random)
     share = None if shares is None else shares.mean(0)
     made = []
     for number in range(count):
-        made.append(rehearse(number, share))
+        made.append(train(number, share))
         if tick is not None:
             tick(number, torch.full((1,), torch.nan))
     return made

@@ -104,10 +104,10 @@ def run(options: argparse.Namespace, output: Output) -> int:
     took = f"it took {human_seconds(wanted.seconds)} on {claim.attack.device}"
     output.line("Will", f"{DOES[wanted.part]}; {took}")
     if options.dry_run:
-        rehearsed = dry_run(wanted.run or wanted.training, wanted.attack, device)
-        for heading, text in rehearsed.lines.items():
+        estimate = dry_run(wanted.run or wanted.training, wanted.attack, device)
+        for heading, text in estimate.lines.items():
             output.line(heading, text)
-        output.final(None, {"plan": vars(rehearsed)})
+        output.final(None, {"plan": vars(estimate)})
         return 0
     done, path = repeat(
         wanted, options.out or options.claim.with_suffix(".verification.json"),

@@ -46,18 +46,19 @@ class MovedModules(MetaPathFinder, Loader):
             ModuleNotFoundError: it is not there under the name that it had.
         """
         assert spec.origin is not None
+        module = import_module(spec.origin)
         warnings.warn(
             f"{spec.name} has moved to {spec.origin}; the old path goes in the next release.",
             DeprecationWarning,
             stacklevel=2,
         )
-        module = import_module(spec.origin)
-        self._own = module.__spec__
+        spec.loader_state = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing is run a second time."""
-        module.__spec__ = self._own
+        """Nothing is run a second time; the module has its own specification again."""
+        assert module.__spec__ is not None
+        module.__spec__ = module.__spec__.loader_state
 
 
 def new_path(name: str) -> str | None:

@@ -43,7 +43,7 @@ class DryRunEstimate:
 
     Args:
         train_s, attack_s: estimated seconds (0 where that part would not run).
-        memory_bytes: peak memory of the rehearsal.
+        memory_bytes: peak memory of the dry run.
         disk_bytes: that the record of the training would take (0 where nothing would be trained).
     """
 
@@ -64,7 +64,7 @@ def dry_run(
 
     Args:
         training: settings to train with, or the recorded run to attack.
-        settings: the attack, or None to rehearse training alone.
+        settings: the attack, or None to try training alone.
 
     Raises:
         FedreError: whatever the real command would refuse.
@@ -99,7 +99,7 @@ def dry_run(
                 f"{settings.attack.name} on {targets} in all: about {human_seconds(attack_s)}"
             )
     memory = max(peak_memory(device).values())
-    lines["Memory"] = f"{human_bytes(memory)} used by this rehearsal"
+    lines["Memory"] = f"{human_bytes(memory)} used by this dry run"
     if disk:
         lines["Disk"] = f"about {human_bytes(disk)} for the record of the training"
     return DryRunEstimate(lines, train_s, attack_s, memory, disk)
@@ -139,7 +139,7 @@ def dry_run_suite(
 
 
 def _after_one_step(settings: AttackSettings) -> AttackSettings:
-    """The attack on the only round of a rehearsal, which is too little to recover prototypes from.
+    """The attack on the only round of a dry run, which is too little to recover prototypes from.
 
     The true prototypes, which are as many and as long, stand in for recovered ones.
     """

@@ -141,13 +141,15 @@ def observe(
         images_per_target=images_per_target,
         defenses=known_defenses(run) if settings.evaluation.attacker == ADAPTIVE else (),
         initial=_initial(run, clients) if Knowledge.INITIAL_MODEL in threat.grants else Modules({}),
-        rehearse=_rehearsal(run, settings, broadcasts) if REHEARSES <= threat.grants else None,
+        rehearse=_rehearsal(run, settings, broadcasts)
+        if KNOWN_FOR_SHADOWS <= threat.grants
+        else None,
         heads=heads,
         properties=properties,
     )
 
 
-REHEARSES = {Knowledge.HEAD, Knowledge.TRAINING, Knowledge.ARCHITECTURE}
+KNOWN_FOR_SHADOWS = {Knowledge.HEAD, Knowledge.TRAINING, Knowledge.ARCHITECTURE}
 """What a server must know to repeat a client's training on its own images."""
 
 

@@ -119,7 +119,9 @@ class ShadowTraining:
     ) -> Iterator[tuple[int, Client, tuple[Artifact, ...]]]:
         """The client after each of the rounds, and what it sends then."""
         if not isinstance(model, SplitModel) or not len(labels):
-            raise IncompatibleError("A rehearsal needs the model of a client and an image or more.")
+            raise IncompatibleError(
+                "A shadow model needs the model of a client and an image or more."
+            )
         protocol, chosen = self._protocol, self._defenses
         device = next(model.parameters()).device
         pixels = (images * 255).round().to(torch.uint8).to(device)
@@ -160,7 +162,7 @@ class ShadowTraining:
         return tuple(_build_part(build_plugin, defenses, one, "defense") for one in self.defense)
 
     def _federation_setting(self, seed: int, labels: Tensor, device: torch.device) -> Setting:
-        """The federation as it looks from here: every client as large as the rehearsed one."""
+        """The federation as it looks from here: every client as large as the one that is copied."""
         training: Training = _build_part(build, Training, {**self.training, "seed": seed}, "train")
         counts = tuple(torch.bincount(labels.cpu(), minlength=self.num_classes).tolist())
         model, everyone = self._model, range(training.clients)

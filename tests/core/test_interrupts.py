@@ -27,6 +27,20 @@ class Loses:
         signal.raise_signal(self.number)
 
 
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path, monkeypatch):
+    """A traceback is logged in the working directory."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def interruptible():
+    """Ctrl-C is heard, also where a shell started the tests in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def command(body) -> int:
     output = Output(as_json=False, quiet=True)
     try:

@@ -12,7 +12,7 @@ from fedre_privacy.cli.lists import adapts, display_default
 from fedre_privacy.cli.output import Output
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.config import Knob, knobs
-from fedre_privacy.core.errors import ConfigError, unknown_name
+from fedre_privacy.core.errors import ConfigError, nearest
 from fedre_privacy.core.types import ThreatModel
 from fedre_privacy.experiments.observation import effective
 from fedre_privacy.experiments.questions.base import questions_for
@@ -67,8 +67,10 @@ def _explain_word(rows: list[dict[str, str]], word: str, output: Output) -> None
     """
     found = [r for r in rows if word.lower() in f"{r['setting']} {r['meaning']}".lower()]
     if not found:
+        close = nearest(word, [part for row in rows for part in row["setting"].split(".")])
+        hint = f" Did you mean '{close}'?" if close else ""
         raise ConfigError(
-            unknown_name("word of a setting", word, [row["setting"] for row in rows]),
+            f"No setting has '{word}' in its name or meaning.{hint}",
             next_step="Give --explain without a word for all settings.",
         )
     output.table(found)
