@@ -52,6 +52,11 @@ class Alignment(Attack):
     Deviations: whitened, in kernel form; trailing parameters only in a large model.
     """
 
+    when_to_use = (
+        "membership in models or updates by candidates' gradients, where "
+        "the loss alone shows little"
+    )
+    measured_on = ("membership",)
     consumes = KINDS
     needs = frozenset({Knowledge.UPLOADS, Knowledge.HEAD})
     needs_for = NEEDS_FOR
@@ -103,6 +108,10 @@ class OwnListAlignment(Attack):
     Deviations: none.
     """
 
+    when_to_use = (
+        "the worst case of an audit: the list holds everything that a client may have trained on"
+    )
+    measured_on = ("membership",)
     consumes = KINDS
     needs = frozenset({Knowledge.UPLOADS, Knowledge.HEAD})
     needs_for = NEEDS_FOR

@@ -44,6 +44,11 @@ class Analytic(Attack):
                 recovers the input of their last layer.
     """
 
+    when_to_use = (
+        "gradients or updates of a model whose first layer is linear: "
+        "exact for one image, no search"
+    )
+    measured_on = ("gradients",)
     consumes = UPDATES
     needs = frozenset({Knowledge.UPLOADS})
     simulates: ClassVar[bool] = False

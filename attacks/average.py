@@ -11,8 +11,10 @@ from torch import Tensor
 from fedre_privacy.core.artifacts import Prototypes
 from fedre_privacy.core.channels import (
     ClippingStep,
+    LearntChange,
     Masking,
     Noise,
+    RandomChange,
     RandomRounding,
     StepsAt,
     UnknownNoise,
@@ -58,12 +60,15 @@ class Average(Attack):
                 The algorithmic foundations of differential privacy, 2014, 3.5.
     """
 
+    when_to_use = "prototypes under noise that is drawn anew each round, before an attack on images"
+    measured_on = ("defences",)
     consumes = (Prototypes,)
     needs = frozenset({Knowledge.UPLOADS})
     recovers = "prototypes"
     answers = "prototypes"
     adapts_to: ClassVar[StepsAt] = {
-        "rows": (ClippingStep, Masking, Noise, UnknownNoise, RandomRounding)
+        "extractor": (LearntChange, RandomChange),
+        "rows": (ClippingStep, Masking, Noise, UnknownNoise, RandomRounding),
     }
 
     rounds: int | None = knob(None, help="latest rounds used; none: all", unit="rounds", ge=1)
@@ -72,7 +77,7 @@ class Average(Attack):
     )
 
     def adapts(self, observation: Observation) -> StepsAt:
-        """Bounds by class means; everything else by class means or by several rounds."""
+        """Bounds by class means; all else, and learnt changes at random, by several rounds too."""
         means = several = False
         for client, kinds in messages_of(observation).items():
             heard = sorted({round for round, _ in kinds.get(Prototypes, [])})
@@ -82,7 +87,11 @@ class Average(Attack):
         usable = {
             kind for kind in own.get("rows", ()) if means or (several and kind is not ClippingStep)
         }
-        return {"rows": tuple(kind for kind in own.get("rows", ()) if kind in usable)}
+        drawn = any(step.random for step in observation.channel.extractor) and (means or several)
+        return {
+            "extractor": own.get("extractor", ()) if drawn else (),
+            "rows": tuple(kind for kind in own.get("rows", ()) if kind in usable),
+        }
 
     def run(self, observation: Observation, context: Context) -> RecoveredPrototypes:
         last = {upload.client: upload.round for upload in observation.targets}

@@ -24,6 +24,7 @@ from fedre_privacy.core.registry import Registry
 from fedre_privacy.core.threads import single_threaded
 from fedre_privacy.core.types import Knowledge, Observation, ThreatModel, channel_places
 from fedre_privacy.models.frozen_copies import FrozenCopies
+from fedre_privacy.models.shared_passes import SharedPasses
 
 attacks: Registry[Attack] = Registry("attack", "fedre_privacy.attacks", see="fedre-attack list")
 
@@ -56,12 +57,13 @@ class NoCache:
 
 @dataclass(frozen=True)
 class Context:
-    """How to run: seed, device, who listens, where finished pieces are kept."""
+    """How to run: seed, device, who listens, where finished pieces and passes are kept."""
 
     seed: int = 0
     device: torch.device = torch.device("cpu")
     report: Report = silent
     cache: ResultCache = NoCache()  # noqa: RUF009
+    passes: SharedPasses = field(default_factory=SharedPasses)
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,8 @@ class Attack:
     """Base of all attacks. Authors write `run`; calling an attack adds the checks."""
 
     name: ClassVar[str] = ""
+    when_to_use: ClassVar[str] = ""
+    """When to take it rather than another attack: a clause of at most 100 characters."""
     consumes: ClassVar[tuple[type[Artifact], ...]] = ()
     """Kinds of artifacts it reads."""
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.UPLOADS})
@@ -136,6 +140,8 @@ class Attack:
     """Targets for which it is the usual attack, each with its place: where none is named, the first
     is taken that can read what was sent and is granted what it needs. ``images``: all targets that
     are images. Subclasses do not inherit it."""
+    measured_on: ClassVar[tuple[str, ...]] = ()
+    """Names of the pages in ``results/`` that have its numbers, the one about it first."""
     suite: ClassVar[tuple[SuiteEntry, ...]] = ()
     """How a benchmark uses it by default; empty: only where it is asked for."""
 
@@ -275,6 +281,8 @@ def check_outcome(
 
 HELD_AGAINST = 256
 """Auxiliary images that an answer is held against, at most."""
+LARGE = 3 * 128 * 128
+"""Values of an image from which few of them go through an extractor at once."""
 
 
 def confidence_of(observation: Observation, found: Reconstruction, device: torch.device) -> Tensor:
@@ -324,7 +332,8 @@ def _extractor_confidence(
 @torch.no_grad()
 def _represent_on_cpu(extractor: nn.Module, images: Tensor, device: torch.device) -> Tensor:
     """Representations (n, d) of images, on the CPU."""
-    return torch.cat([extractor(part.to(device)).cpu() for part in images.split(256)])
+    some = 256 if images[:1].numel() <= LARGE else 16
+    return torch.cat([extractor(part.to(device)).cpu() for part in images.split(some)])
 
 
 def mismatch(

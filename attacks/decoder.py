@@ -10,6 +10,7 @@ from torch import Tensor
 from fedre_privacy.core.artifacts import EntangledRep, Prototypes, Representations
 from fedre_privacy.core.channels import Smoothing, StepsAt, join_steps, without
 from fedre_privacy.core.config import knob
+from fedre_privacy.core.cuda_graphs import capture_for
 from fedre_privacy.core.events import noted_once
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.threads import single_threaded
@@ -18,15 +19,16 @@ from fedre_privacy.core.types import Knowledge, Observation
 from .base import Context, attacks
 from .calibration.base import CalibratedAttack
 from .common.channels import ROWS_REPEATED
-from .common.cuda_graphs import capture_for
 from .common.frozen_modules import BATCH, outputs
 from .common.objectives import l2rel
 from .common.tiles import each
 from .common.tiling import Piece, Tick, in_groups, join, reconstruction
+from .inversion.auxiliary_images import AuxImages
 from .inversion.decoder_net import DecoderTraining, Examples, Refiner, blank, train_refiner
 from .inversion.linear_map import Linear
-from .inversion.map_fitting import MapWork, aux_images, pairs_that_fit, piece_of, prepare_work
+from .inversion.map_fitting import MapWork, pairs_that_fit, piece_of, prepare_work
 from .inversion.map_jobs import MapJob, jobs_of
+from .inversion.ridge_fit import Latest, RidgeFit
 from .inversion.training_pairs import AuxPairs
 
 
@@ -54,6 +56,8 @@ class AmortisedDecoder(Linear, DecoderTraining, CalibratedAttack):
                 consistency are one term.
     """
 
+    when_to_use = "many vectors at once with public images, when `linear` is too blurred"
+    measured_on = ("priors",)
     consumes = (Representations, Prototypes, EntangledRep)
     needs = frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR, Knowledge.AUX_DATA})
     recovers = "inputs"
@@ -81,12 +85,11 @@ def decoder_answers(
     jobs: dict[str, list[MapJob]] = {}
     for job in jobs_of(observation, how):
         jobs.setdefault(f"rows-{job.family}", []).append(job)
-    steps = how.stages * how.updates
+    steps, aux = how.stages * how.updates, AuxImages.of(observation, context.device, how.resolution)
     with single_threaded(context.device) as cores:
 
         def answer(name: str, tick: Tick) -> Piece:
-            mine, aux = jobs[name], aux_images(observation, context.device)
-            return join(_train_and_answer(observation, context, mine, aux, how, cores, tick))
+            return join(_train_and_answer(observation, context, jobs[name], aux, how, cores, tick))
 
         groups = {name: torch.cat([job.index for job in mine]) for name, mine in jobs.items()}
         found = in_groups(answer, groups, context, steps=steps, cores=1)
@@ -97,7 +100,7 @@ def _train_and_answer(
     observation: Observation,
     context: Context,
     jobs: list[MapJob],
-    aux: Tensor,
+    aux: AuxImages,
     how: AmortisedDecoder,
     cores: int,
     tick: Tick,
@@ -107,8 +110,10 @@ def _train_and_answer(
     stored = [context.cache.load(f"network-{family}-{stage}") for stage in range(how.stages)]
     room = pairs_that_fit(aux, len(jobs)) if None in stored else 0
 
+    fits = Latest[RidgeFit]()
+
     def prepare(job: MapJob) -> MapWork:
-        return prepare_work(observation, context, job, aux, how, room=room)
+        return prepare_work(observation, context, job, aux, how, room=room, fits=fits)
 
     works = each(prepare, jobs, cores)
     note = noted_once(context.report)

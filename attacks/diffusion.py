@@ -26,13 +26,15 @@ from .common.gradient_check import check_gradients
 from .common.objectives import l2rel
 from .common.tiles import cpu_tile, each, progress
 from .common.tiling import Piece, Tick, cached, in_tiles_of, join, reconstruction
+from .inversion.auxiliary_images import AuxImages
 from .inversion.denoiser import Denoiser, DenoiserTraining, blank, train_denoiser
 from .inversion.gradient_descent import by_owner, spread_of
 from .inversion.linear_map import Linear
-from .inversion.map_fitting import MapWork, aux_images, pairs_that_fit, piece_of, prepare_work
+from .inversion.map_fitting import MapWork, pairs_that_fit, piece_of, prepare_work
 from .inversion.map_jobs import MapJob, jobs_of
 from .inversion.posterior_sampling import Sampling, sample_posterior
 from .inversion.reconstruction import seeds_for
+from .inversion.ridge_fit import Latest, RidgeFit
 
 
 @attacks.register("diffusion")
@@ -58,6 +60,8 @@ class Diffusion(Linear, DenoiserTraining, Sampling, CalibratedAttack):
                 linearly in each step; means of several samples are returned.
     """
 
+    when_to_use = "vectors with public images, when answers should look like images of that kind"
+    measured_on = ("priors", "benchmarks")
     consumes = (Representations, Prototypes, EntangledRep)
     needs = frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR, Knowledge.AUX_DATA})
     recovers = "inputs"
@@ -142,15 +146,19 @@ class _Kind:
         return torch.cat([job.index for job in self.jobs])
 
     @cached_property
+    def aux(self) -> AuxImages:
+        """The auxiliary images."""
+        return AuxImages.of(self.observation, self.context.device, self.how.resolution)
+
+    @cached_property
     def works(self) -> list[MapWork]:
         """Maps of each extractor, with the pairs that they learnt from."""
-        aux = aux_images(self.observation, self.context.device)
-        room = pairs_that_fit(aux, len(self.jobs))
+        aux = self.aux
+        room, fits = pairs_that_fit(aux, len(self.jobs)), Latest[RidgeFit]()
+        seen, context, how = self.observation, self.context, self.how
 
         def work(job: MapJob) -> MapWork:
-            return prepare_work(
-                self.observation, self.context, job, aux, self.how, room=room, crossed="no"
-            )
+            return prepare_work(seen, context, job, aux, how, room=room, crossed="no", fits=fits)
 
         return each(work, self.jobs, self.cores)
 
@@ -158,8 +166,7 @@ class _Kind:
         """The linear answers, and the error that an upload has, in the order of `index`."""
 
         def make() -> Piece:
-            aux = aux_images(self.observation, self.context.device)
-            return join([_first(self.observation, one, aux) for one in self.works])
+            return join([_first(self.observation, one, self.aux) for one in self.works])
 
         return cached(self.context, f"first-{self.name}", make)
 
@@ -174,12 +181,13 @@ class _Kind:
             net = train_denoiser(images, self.how, seed=context.seed, purpose=self.name, tick=tick)
             return {key: value.cpu() for key, value in net.state_dict().items()}
 
-        net = blank(self.observation.image_shape, self.how).to(context.device)
+        shape = (self.observation.image_shape[0], *self.aux.resolution.picture)
+        net = blank(shape, self.how).to(context.device)
         net.load_state_dict(cached(context, f"denoiser-{self.name}", make))
         return net.eval().requires_grad_(False)
 
 
-def _first(observation: Observation, work: MapWork, aux: Tensor) -> Piece:
+def _first(observation: Observation, work: MapWork, aux: AuxImages) -> Piece:
     """The linear answers of one extractor, and the relative error of what is uploaded of images."""
     assert work.pairs is not None
     reps, images = work.pairs.reps[:MEASURED], work.pairs.images[:MEASURED]
@@ -205,11 +213,12 @@ def _draw_answers(kind: _Kind, net: Denoiser, begun: Piece) -> Piece:
     extractors = {
         key: frozen_copy(observation.extractors[key], device) for key in {owners[i] for i in order}
     }
+    resolution = kind.aux.resolution
 
     def draw(places: list[int], tick: Tick) -> Piece:
         some = [order[place] for place in places]
         repeated = [i for i in some for _ in range(count)]
-        through = by_owner(extractors, [owners[i] for i in repeated])
+        through = resolution.through(by_owner(extractors, [owners[i] for i in repeated]))
         wanted = rows[repeated].float().to(device)
 
         def told(step: int, errors: Tensor) -> None:
@@ -220,13 +229,13 @@ def _draw_answers(kind: _Kind, net: Denoiser, begun: Piece) -> Piece:
             lambda x: sent(through(x), wanted),
             wanted,
             begun["error"][repeated].to(device),
-            begun["images"][repeated].to(device),
+            resolution.reduce(begun["images"][repeated]).to(device),
             how,
             seeds=[seeds[i * count + one] for i in some for one in range(count)],
             tick=told,
         )
         apart = images.unflatten(0, (len(some), count))
-        answer = apart.mean(1)
+        answer = resolution.enlarge(apart.mean(1))
         alone = rows[some].float().to(device)
         with torch.no_grad():
             fit = l2rel(sent(by_owner(extractors, [owners[i] for i in some])(answer), alone), alone)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedre_privacy.core.artifacts import (
     MODELS,
+    ClassStatistics,
     EntangledRep,
     HeadState,
     MatrixBlocks,
@@ -55,6 +56,10 @@ class DeepImagePrior(ImageSearch, CalibratedAttack):
                 anew, once.
     """
 
+    when_to_use = (
+        "vectors of a model that the server holds, with no public images: the first attack to try"
+    )
+    measured_on = ("priors", "benchmarks")
     consumes = (Representations, Prototypes, EntangledRep)
     needs = frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR})
     recovers = "inputs"
@@ -69,6 +74,7 @@ class DeepImagePrior(ImageSearch, CalibratedAttack):
             for kind in (HeadState, *MODELS)
         ),
         SuiteEntry(MatrixBlocks, "strong", RECOVERED, 20, "head", fewest_first=True),
+        SuiteEntry(ClassStatistics, "fedre-paper", RECOVERED, 20, "unpool", fewest_first=True),
     )
 
     channels: tuple[int, ...] = knob(

@@ -12,8 +12,10 @@ from torch import Tensor
 from fedre_privacy.core.artifacts import EntangledRep
 from fedre_privacy.core.channels import (
     ClippingStep,
+    LearntChange,
     Masking,
     Noise,
+    RandomChange,
     RandomRounding,
     Rounding,
     Smoothing,
@@ -51,9 +53,11 @@ from .mixtures.random_walk import NOISES as WALK_NOISES
 from .mixtures.random_walk import random_walk
 from .mixtures.round_alignment import NOISES as ALIGNED_NOISES
 from .mixtures.round_alignment import RoundAlignment, align, images_of, solve_aligned
+from .mixtures.static_prototypes import static_prototypes
 
-SOLVERS = ("auto", "aligned", "kalman", "least-squares", "ridge", "non-negative")
-EXACT = ("least-squares",)
+STATIC = "static"
+SOLVERS = ("auto", "aligned", "kalman", "least-squares", "ridge", "non-negative", STATIC)
+EXACT = ("least-squares", STATIC)
 """Solvers that have no answer where the weights leave a direction open."""
 PRIORS = ("common", "class-mean")
 
@@ -90,10 +94,15 @@ class Disentangle(Attack):
         prototypes drift as a random walk; drift, common drift and noise by likelihood.
     ``ridge``, ``non-negative``, ``least-squares``
         prototypes stand still; the last is exact where they do and rank W = number of classes.
+    ``static``
+        the same, exact where nothing but rounding disturbs the equations; else the size of what
+        does follows by likelihood.
 
-    ``auto`` takes aligned for clients whose past extractors are there, and kalman otherwise.
-    One class or one-hot encodings (RSR, RSP) hide nothing and are returned as they are; fixed
-    weights (VAR, VAP, or weights drawn once) cannot be told apart by anybody and come back as NaN.
+    ``auto`` takes static where the threat model says that extractors are frozen and the weights
+    have rank n, aligned for clients whose past extractors are there, and kalman otherwise.
+    One class or one-hot encodings (RSR, RSP) hide nothing: the latest is returned, with static the
+    mean over rounds. Fixed weights (VAR, VAP, or weights drawn once) cannot be told apart by
+    anybody and come back as NaN.
 
     Of declared defences noise makes class means of auxiliary images the prior; uploads shortened to
     a bound are lengthened and coordinates masked out left out of the equations, both with
@@ -109,11 +118,14 @@ class Disentangle(Attack):
                 least squares: Aitken, 1936. The attack on them is this package's own.
     """
 
+    when_to_use = "mixtures of several rounds: FedRE's uploads, before an attack on images"
+    measured_on = ("disentangling", "frozen_extractors")
     consumes = (EntangledRep,)
     needs = frozenset({Knowledge.UPLOADS})
     recovers = "prototypes"
     answers = "prototypes"
     adapts_to: ClassVar[StepsAt] = {
+        "extractor": (LearntChange, RandomChange),
         "rows": (ClippingStep, Masking, Noise, UnknownNoise, RandomRounding),
         "encoding": (Smoothing, Rounding),
     }
@@ -154,21 +166,23 @@ class Disentangle(Attack):
         usable: set[object] = {Smoothing}
         if found:
             usable |= {Rounding} if any(len(m.rounds) > len(m.classes) for m in found) else set()
-        if found and self.solver in ("auto", "aligned", "kalman"):
+        if found and self.solver in ("auto", "aligned", "kalman", STATIC):
             usable |= {Noise, UnknownNoise, RandomRounding}
         for mixing in found:
             means = knows_class_means(observation, mixing.client, int(mixing.rounds[-1]))
             if means and self.solver not in EXACT:
                 usable |= {Noise, UnknownNoise}
             if means and self.solver in ("auto", "aligned") and can_align(observation, mixing):
-                usable |= {ClippingStep, Masking}
+                usable |= {ClippingStep, Masking, LearntChange, RandomChange}
         own = super().adapts(observation)
         return {place: tuple(k for k in kinds if k in usable) for place, kinds in own.items()}
 
     def weakened(self, observation: Observation) -> tuple[str, ...]:
         if self.solver not in ("auto", "aligned"):
             return ()
-        return weaker_alignment_reasons(observation, mixings(observation, rounds=self.rounds))
+        found = mixings(observation, rounds=self.rounds)
+        moving = [one for one in found if self._solver(observation, one) != STATIC]
+        return weaker_alignment_reasons(observation, moving)
 
     def run(self, observation: Observation, context: Context) -> RecoveredPrototypes:
         found = mixings(observation, rounds=self.rounds)
@@ -240,17 +254,28 @@ class Disentangle(Attack):
                 "attack.prior=common.",
             )
 
+    def _solver(self, observation: Observation, mixing: Mixing) -> str:
+        """The solver of a client's mixtures: what auto stands for."""
+        if self.solver != "auto":
+            return self.solver
+        frozen = Knowledge.FROZEN_EXTRACTOR in observation.threat.grants
+        alignable = can_align(observation, mixing)
+        if frozen and mixing.rank == len(mixing.classes):
+            return "aligned" if observation.channel.rows and alignable else STATIC
+        return "aligned" if alignable else "kalman"
+
     def _client(self, observation: Observation, context: Context, mixing: Mixing) -> _ClientAnswer:
         classes, last = len(mixing.classes), mixing.rounds[-1]
         rounds = last.repeat(classes)
         kind = mixing.kind
         who = f"client {mixing.client}"
-        if kind is Kind.SINGLE:
+        solver, full = self._solver(observation, mixing), mixing
+        repeated = solver == STATIC and len(mixing.rounds) > classes
+        if kind is Kind.SINGLE and not repeated:
             note = f"{who}: one class, the upload is its prototype"
-            return _ClientAnswer(
-                _latest(mixing, [-1]), rounds, mixing.take(torch.tensor([-1])), [note]
-            )
-        if kind is Kind.PURE:
+            latest = mixing.take(torch.tensor([-1]))
+            return _ClientAnswer(_latest(mixing, [-1]), rounds, latest, [note])
+        if kind is Kind.PURE and not repeated:
             shown = mixing.weights.argmax(1)
             at = [int((shown == c).nonzero()[-1]) for c in range(classes)]
             note = (
@@ -265,9 +290,6 @@ class Disentangle(Attack):
             return _ClientAnswer(_empty_answer(mixing), rounds, mixing, [note])
         notes = []
         channel = observation.channel
-        solver, full = self.solver, mixing
-        if solver == "auto":
-            solver = "aligned" if can_align(observation, mixing) else "kalman"
         if solver == "aligned":
             held = torch.tensor(
                 [(mixing.client, r) in observation.extractors for r in mixing.rounds.tolist()]
@@ -299,7 +321,7 @@ class Disentangle(Attack):
                 solved = solved_of_parts(
                     mixing, seen, by_round, factor, is_noisy(channel), self.align_penalty
                 )
-                placed = _rows_by_class(solved, mixing.classes, full.classes)
+                placed = solved.placed(mixing.classes, full.classes)
                 said = f"aligned, {plural(len(mixing.rounds), 'round')}, each coordinate where sent"
                 return _ClientAnswer(placed, rounds, mixing, [*notes, f"{who}: {said}"])
             alignment = align(seen, mixing.uploads, self.align_penalty)
@@ -332,7 +354,7 @@ class Disentangle(Attack):
             noises=LOUDEST_FIRST if noisy else noise_ratios(channel),
             centred=noisy,
         )
-        placed = _rows_by_class(solved, mixing.classes, full.classes)
+        placed = solved.placed(mixing.classes, full.classes)
         return _ClientAnswer(placed, rounds, mixing, [*notes, f"{who}: {said}"])
 
     def _class_means(
@@ -387,6 +409,12 @@ class Disentangle(Attack):
         elif solver == "kalman":
             tried = noises or WALK_NOISES
             solved = random_walk(weights, uploads, mixing.rounds, noises=tried, centred=centred)
+        elif solver == STATIC:
+            solved = static_prototypes(
+                weights, uploads, mixing.rounds, noises=noises, centred=centred
+            )
+            if len(mixing.rounds) == len(mixing.classes):
+                said += ", none to spare: nothing checks the answer"
         elif solver == "ridge":
             solved = ridge(weights, uploads, self.solve_penalty)
         elif solver == "non-negative":
@@ -406,13 +434,9 @@ class Disentangle(Attack):
         self, observation: Observation, context: Context, mixing: Mixing, rounds: list[int]
     ) -> list[Tensor]:
         return aux_reps(
-            observation,
-            context.device,
-            mixing.client,
-            rounds,
-            length=mixing.uploads.shape[1],
+            observation, context.device, mixing.client, rounds, length=mixing.uploads.shape[1],
             limit=self.aux_limit,
-        )
+        )  # fmt: skip
 
 
 def _latest(mixing: Mixing, at: list[int]) -> SolvedPrototypes:
@@ -423,13 +447,3 @@ def _latest(mixing: Mixing, at: list[int]) -> SolvedPrototypes:
 def _empty_answer(mixing: Mixing) -> SolvedPrototypes:
     vectors = mixing.uploads.new_full((len(mixing.classes), mixing.uploads.shape[1]), torch.nan)
     return SolvedPrototypes(vectors, vectors[:, 0])
-
-
-def _rows_by_class(solved: SolvedPrototypes, classes: Tensor, wanted: Tensor) -> SolvedPrototypes:
-    """Rows for all wanted classes; NaN for one that only left-out rounds held."""
-    rows, dims = len(wanted), solved.vectors.shape[1]
-    vectors = solved.vectors.new_full((rows, dims), torch.nan)
-    error = solved.error.new_full((rows,), torch.nan)
-    at = torch.searchsorted(wanted, classes)
-    vectors[at], error[at] = solved.vectors, solved.error
-    return SolvedPrototypes(vectors, error, solved.predicted)

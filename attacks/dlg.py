@@ -94,7 +94,7 @@ def deep_leakage(
 
     if how.bn == "either":
         tried = batch_labels(observation, victims, "joint")
-        victims = by_trial(victims, tried, match_of, observation, context)
+        victims = by_trial(victims, tried, match_of, observation, context, bn=how.bn)
 
     def search(members: Sequence[Victim], given: Sequence[Tensor | None], tick: Tick) -> TileAnswer:
         match = match_of(members, dtype)
@@ -161,6 +161,11 @@ class DeepLeakage(Leakage, Attack):
                 the upload's norm; images are clipped to [0, 1] at the end only.
     """
 
+    when_to_use = (
+        "the gradient of one image and a small, smooth, untrained model; a published baseline"
+    )
+    measured_on = ("gradients",)
+
     def run(self, observation: Observation, context: Context) -> Reconstruction:
         sought = [None for upload in observation.targets for _ in upload.artifacts]
         return deep_leakage(observation, context, sought, self)
@@ -182,6 +187,9 @@ class ImprovedDeepLeakage(Leakage, Attack):
     Deviations: those of ``dlg``; for batches the counts of `labels` take the place of the one
                 label.
     """
+
+    when_to_use = "as `dlg`, where labels can be read off first: one image and cross-entropy"
+    measured_on = ("gradients",)
 
     labels: str = knob(
         "joint", help="how labels are read off the gradient", choices=label_rules.STRATEGIES

@@ -16,7 +16,7 @@ from fedre_privacy.core.config import knob
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.threads import single_threaded
-from fedre_privacy.core.types import Knowledge, Observation
+from fedre_privacy.core.types import Knowledge, Observation, RandomModule
 
 from .base import RECOVERED, Context, SuiteEntry, attacks
 from .calibration.base import CalibratedAttack
@@ -25,19 +25,21 @@ from .common.frozen_modules import outputs
 from .common.objectives import l2rel
 from .common.tiles import cpu_tile
 from .common.tiling import Piece, Tick, in_groups, reconstruction
+from .inversion.auxiliary_images import AuxImages
 from .inversion.gradient_descent import spread_of
-from .inversion.kalman_update import FINEST, DctBands, kalman_update, leave_one_out
+from .inversion.kalman_update import FINEST, WIDE, DctBands, kalman_update, leave_one_out
 from .inversion.linear_map import Linear
-from .inversion.map_fitting import MapWork, aux_images, prepare_work
-from .inversion.map_jobs import jobs_of
+from .inversion.map_fitting import MapWork, prepare_work
+from .inversion.map_jobs import MapJob, jobs_of
+from .inversion.ridge_fit import Latest, RidgeFit
 from .inversion.training_pairs import FOLDS
 
 FAR = 1.0
 """Squared distance to which the mean of candidates may move, in what linear answers err on
 auxiliary images. Candidates about one image move less, since the representation leaves some of that
 error open; where many images made it they match its representation by noise, and move further."""
-WIDE, USUAL = 512, 600
-"""Candidates of a target whose representation has up to so many values."""
+USUAL = 600
+"""Candidates of a target; where it has many values, regressions lean on the map of `linear`."""
 GPU_TILE = 16
 """Targets at once on a GPU."""
 
@@ -49,7 +51,7 @@ class Moves:
     members: int | None = knob(
         None,
         help="candidates of each target, at most one for each version of each auxiliary image; "
-        "none: 600, or two for each value of a representation that has more than 512",
+        f"none: {USUAL}",
         ge=2 * FOLDS,
     )
     steps: int = knob(3, help="times that all candidates are moved", ge=1)
@@ -58,9 +60,10 @@ class Moves:
     )
     chunk: int | None = knob(None, help="targets at once on a GPU; none: 16", ge=1)
 
-    def candidates(self, width: int) -> int:
-        """How many candidates a target of so many values has; a regression needs more than that."""
-        return self.members or (USUAL if width <= WIDE else 2 * width)
+    @property
+    def candidates(self) -> int:
+        """How many candidates a target has, at most."""
+        return self.members or USUAL
 
 
 def ensemble_answers(
@@ -72,8 +75,9 @@ def ensemble_answers(
         IncompatibleError: too few auxiliary images, or an extractor that does not fit.
     """
     jobs = jobs_of(observation, how)
-    aux = aux_images(observation, context.device)
-    waves = DctBands(observation.image_shape, how.finest, context.device)
+    aux = AuxImages.of(observation, context.device, how.resolution)
+    shape = (observation.image_shape[0], *aux.resolution.picture)
+    waves = DctBands(shape, how.finest, context.device)
     sent = rows_as_sent(observation)
     some = cpu_tile(sum(len(job.index) for job in jobs))
     if context.device.type != "cpu":
@@ -84,11 +88,18 @@ def ensemble_answers(
         for first in range(0, len(job.index), some)
     }
 
+    fits, works = Latest[RidgeFit](), Latest[MapWork]()
+
+    def prepare(job: MapJob) -> MapWork:
+        room = how.candidates
+        return prepare_work(
+            observation, context, job, aux, how, room=room, crossed="answers", fits=fits
+        )
+
     def answer(name: str, tick: Tick) -> Piece:
         job, rows = pieces[name]
-        room = how.candidates(job.reps.shape[1])
-        work = prepare_work(observation, context, job, aux, how, room=room, crossed="answers")
-        group = _Group.of(work, rows, observation, context, sent, how.steps)
+        work = works.of(job.name, lambda: prepare(job))
+        group = _Group.of(work, rows, observation, context, sent, how.steps, waves)
         for number in range(how.steps):
             group.move(waves)
             tick(number, group.trace[-1])
@@ -102,16 +113,23 @@ def ensemble_answers(
 
 @dataclass
 class _Group:
-    """Targets of one extractor (t,), their candidates (t, m, C, H, W), and the first ones' mean."""
+    """Targets of one extractor (t,), their candidates (t, m, C, H, W), and the first ones' mean.
+
+    `linear` is there where representations have many values: the map of `linear` in coefficients.
+    `near` is the answer where candidates move too far: the first mean, or where representations
+    have many values the last one that was near enough.
+    """
 
     extract: nn.Module | Callable[[Tensor], Tensor]
     sent: Callable[[Tensor, Tensor], Tensor]
     wanted: Tensor
     members: Tensor
     first: Tensor
+    near: Tensor
     room: Tensor
     noise: Tensor | None
     draws: Sequence[torch.Generator]
+    linear: Tensor | None
     trace: list[Tensor]
 
     @classmethod
@@ -123,6 +141,7 @@ class _Group:
         context: Context,
         sent: Callable[[Tensor, Tensor], Tensor] | None,
         steps: int,
+        waves: DctBands,
     ) -> _Group:
         """The first candidates of some targets of an extractor."""
         assert work.pairs is not None and work.picture is not None
@@ -135,30 +154,40 @@ class _Group:
         members = torch.stack([work.answer[row] + errors for row in rows])
         wanted = work.job.reps[rows].to(members)
         noise = None
-        if work.upload is not None or work.job.family != "single":
+        drawn = isinstance(work.extract, RandomModule)
+        if work.upload is not None or work.job.family != "single" or drawn:
             made = outputs(work.extract, work.pairs.images)
             if work.upload is not None:
                 made = row_as_compared(observation.channel, made, work.pairs.reps)
             noise = (made - work.pairs.reps).square().mean().sqrt() * math.sqrt(steps)
         room = (errors - errors.mean(0)).flatten(1).square().sum(1).mean()
+        linear = None
+        if wanted.shape[1] > WIDE:
+            linear = waves.of(work.whole.weight.unflatten(1, errors.shape[1:]))
         return cls(
             work.extract,
             sent or _as_it_is,
             wanted,
             members,
             members.mean(1),
+            members.mean(1),
             room,
             noise,
             draws,
+            linear,
             [fits[torch.tensor(rows, device=fits.device)] for fits in work.fits],
         )
 
     def move(self, waves: DctBands) -> None:
         """Move all candidates once."""
+        changes = partial(leave_one_out, linear=self.linear)
         for target, wanted in enumerate(self.wanted):
             represent = partial(self.noised, wanted, self.draws[target])
             before = self.members[target]
-            self.members[target] = kalman_update(before, represent, wanted, waves, leave_one_out)
+            self.members[target] = kalman_update(before, represent, wanted, waves, changes)
+        if self.linear is not None:
+            mean = self.members.mean(1)
+            self.near = torch.where(self.far(mean), self.near, mean)
         self.trace.append(l2rel(self.uploaded(self.answer(), self.wanted), self.wanted))
 
     def noised(self, wanted: Tensor, draws: torch.Generator, images: Tensor) -> Tensor:
@@ -172,21 +201,25 @@ class _Group:
         """What would have been uploaded of images (n, C, H, W) in place of those wanted (n, d)."""
         return self.sent(outputs(self.extract, images), wanted.expand(len(images), -1))
 
-    def answer(self) -> Tensor:
-        """The mean of the candidates of each target (t, C, H, W), or of the first where far."""
-        mean = self.members.mean(1)
+    def far(self, mean: Tensor) -> Tensor:
+        """Whether means (t, C, H, W) are too far from the first ones, (t, 1, 1, 1) bool."""
         far = (mean - self.first).flatten(1).square().sum(1) > FAR * self.room
-        return torch.where(far[:, None, None, None], self.first, mean).clamp(0, 1)
+        return far[:, None, None, None]
 
-    def piece(self, aux: Tensor) -> Piece:
+    def answer(self) -> Tensor:
+        """The mean of the candidates of each target (t, C, H, W), or what is `near`."""
+        mean = self.members.mean(1)
+        return torch.where(self.far(mean), self.near, mean).clamp(0, 1)
+
+    def piece(self, aux: AuxImages) -> Piece:
         """What the targets have come to."""
-        answer = self.answer()
+        answer = aux.resolution.enlarge(self.answer())
         return {
             "images": answer.cpu(),
-            "prior": aux.mean(0, keepdim=True).expand_as(answer).cpu().contiguous(),
+            "prior": aux.images.mean(0, keepdim=True).expand_as(answer).cpu().contiguous(),
             "fit": self.trace[-1].cpu(),
             "trace": torch.stack(self.trace).cpu(),
-            "spread": spread_of(self.members).cpu(),
+            "spread": (spread_of(self.members) * aux.resolution.pixels).cpu(),
         }
 
 
@@ -205,20 +238,25 @@ class EnsembleKalman(Linear, Moves, CalibratedAttack):
     representation changes the image there, with a penalty for each band of frequencies, and every
     candidate is moved by what its representation misses. The answer is their mean; how far they are
     apart is told as `spread`. The extractor is evaluated and never differentiated, so that deep
-    ones, whose slope at one point tells little, are inverted too.
+    ones, whose slope at one point tells little, are inverted too. Where a representation has more
+    than 512 values the regression learns what a share of the map of `linear` leaves, so that the
+    candidates can be fewer than the values.
 
     Shape:      r (d,) each; output (N, C, H, W), values in [0, 1]
     Needs:      UPLOADS, EXTRACTOR, AUX_DATA          Recovers: inputs
     Cost:       that of `linear`; for each target `steps` times `members` passes of the extractor
-                and `steps` eigendecompositions of (d, d)
+                and `steps` eigendecompositions of (d, d), or of (members, members) where that is
+                less and d over 512
     Reference:  Iglesias, Law and Stuart, Ensemble Kalman methods for inverse problems, Inverse
                 Problems 2013; Emerick and Reynolds, Ensemble smoother with multiple data
                 assimilation, Computers & Geosciences 2013.
     Deviations: ridge regressions fitted without the candidate that they move, in place of the
-                Kalman gain; penalties chosen by generalised cross-validation; high frequencies
-                stay as drawn.
+                Kalman gain; penalties, and shares of the map of `linear`, chosen by generalised
+                cross-validation; high frequencies stay as drawn.
     """
 
+    when_to_use = "vectors of deep models with public images, or of modules without a gradient"
+    measured_on = ("priors", "benchmarks")
     consumes = (Representations, Prototypes, EntangledRep)
     needs = frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR, Knowledge.AUX_DATA})
     recovers = "inputs"

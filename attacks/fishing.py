@@ -45,6 +45,10 @@ class Fishing(SignedSearch, Attack):
                 Geiping et al., Inverting Gradients, NeurIPS 2020 (the search).
     """
 
+    when_to_use = (
+        "FedSGD under an active server with `--steering fishing`: one image of a large batch"
+    )
+    measured_on = ("active_servers",)
     consumes = (GradientState,)
     needs = frozenset({Knowledge.UPLOADS})
     recovers = "inputs"

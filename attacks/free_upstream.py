@@ -42,7 +42,8 @@ class FreeUpstream(SignedSearch, Attack):
     are not told.
 
     Shape:      parameters by name; output (N * B, C, H, W), values in [0, 1], grouped by target
-    Needs:      UPLOADS, and the model that the protocol's own messages hold      Recovers: inputs
+    Needs:      UPLOADS, and the model that the protocol's own messages hold; AUX_DATA with
+                ``prior=public``    Recovers: inputs
     Cost:       that of ``inverting-gradients``; B times d more unknowns
     Reference:  Zhu, Liu and Han, Deep leakage from gradients, NeurIPS 2019, for labels that are
                 sought with the images, of which free upstream gradients are the general case; Zhu
@@ -51,6 +52,11 @@ class FreeUpstream(SignedSearch, Attack):
     Deviations: u moves by Adam on signs as pixels do, twice as far, from N(0, 1).
     """
 
+    when_to_use = (
+        "updates whose loss is hidden (personal heads, teachers); otherwise "
+        "a matched loss is better"
+    )
+    measured_on = ("gradients",)
     consumes = UPDATES
     needs = frozenset({Knowledge.UPLOADS})
     recovers = "inputs"

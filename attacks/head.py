@@ -84,6 +84,10 @@ class HeadUpdate(Attack):
                 common is not found (see `centre`).
     """
 
+    when_to_use = (
+        "uploads that hold a classifier head: class prototypes, before an attack on images"
+    )
+    measured_on = ("gradients", "active_servers")
     consumes = (HeadState, *MODELS, GradientState, MatrixBlocks)
     needs = frozenset({Knowledge.UPLOADS, Knowledge.TRAINING})
     needs_for: ClassVar[Mapping[type[Artifact], frozenset[Knowledge]]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,7 +14,7 @@ from fedre_privacy.core.config import knob, part
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Knowledge, Observation
-from fedre_privacy.models.hidden import HiddenLayer, first_hidden
+from fedre_privacy.models.hidden import HiddenLayer, imprintable, imprintable_together, passed_on
 
 from .base import Attack, Context, attacks
 from .gradients.explained_share import layer_explained
@@ -33,6 +34,11 @@ class Imprint(Attack):
     the image follows in closed form, certificate included; behind convolutions another attack turns
     the layer's input into an image. What is not found is answered with grey.
 
+    Of bottleneck adapters that see one vector of each image, all are read. A vector is passed on
+    through the public blocks to the last one, and has a certificate if another was read there that
+    agrees. Where adapters see several vectors of an image, each is taken for that place of its
+    image which the units see most of.
+
     Shape:      one gradient or update by parameter name; output (N * B, C, H, W), values in [0, 1],
                 grouped by target, surest first
     Needs:      UPLOADS, the model that the server's own messages hold, and what the second attack
@@ -44,6 +50,11 @@ class Imprint(Attack):
                 steering.
     """
 
+    when_to_use = (
+        "gradients or updates under an active server with `--steering "
+        "imprint`: images off a large batch"
+    )
+    measured_on = ("active_servers", "adapters")
     consumes = UPDATES
     needs = frozenset({Knowledge.UPLOADS, Knowledge.AUX_DATA})
     simulates: ClassVar[bool] = False
@@ -64,7 +75,7 @@ class Imprint(Attack):
         seen, sure = [], []
         for victim in victims_of(observation):
             hidden = _imprinted_layer(victim)
-            found = self._read_bins(victim, hidden)
+            found = read_layers(victim, observation.image_shape, self.agree)
             seen.append(UploadReading(victim, hidden.before, found.inputs[:size]))
             certain = found.certified[:size]
             sure.append(torch.cat([certain, certain.new_zeros(size - len(certain))]))
@@ -81,16 +92,10 @@ class Imprint(Attack):
         """See `layer_explained`; no label is known."""
         return layer_explained(observation, images, lambda one: _imprinted_layer(one).name)
 
-    def _read_bins(self, victim: Victim, hidden: HiddenLayer) -> BinReading:
-        weight, bias = victim.sent(f"{hidden.name}.weight", f"{hidden.name}.bias")
-        if not victim.finite():
-            return BinReading(weight[:0], torch.zeros(0, dtype=torch.bool))
-        return read_bins(hidden.layer, weight, bias, self.agree)
-
 
 def _imprinted_layer(victim: Victim) -> HiddenLayer:
     """The layer that is read."""
-    found = first_hidden(victim.model)
+    found = imprintable(victim.model)
     if isinstance(found, HiddenLayer) and directions_of(found.layer):
         return found
     why = found if isinstance(found, str) else f"has rows of its own for each unit ({found.name})"
@@ -141,12 +146,56 @@ def read_bins(layer: nn.Linear, weight: Tensor, bias: Tensor, agree: float) -> B
         weight, bias: gradients (m, n) and (m,), up to one factor.
         agree: relative distance up to which two directions give the same input.
     """
-    parts = [_along(layer, weight, bias, rows) for rows in directions_of(layer)]
+    return _compared(_read_layer(layer, weight, bias), agree, weight.dtype)
+
+
+def read_layers(victim: Victim, image_shape: tuple[int, int, int], agree: float) -> BinReading:
+    """Read every bin of every layer that is imprinted, as inputs of the last one.
+
+    Args:
+        image_shape: (C, H, W). agree: as of `read_bins`.
+
+    Raises:
+        IncompatibleError: the upload holds nothing of a layer.
+    """
+    image = torch.zeros(1, *image_shape)
+    layers = imprintable_together(victim.model, image)
+    assert not isinstance(layers, str)
+    parts, dtype = [], torch.float32
+    for hidden in layers:
+        weight, bias = victim.sent(f"{hidden.name}.weight", f"{hidden.name}.bias")
+        dtype = weight.dtype
+        if not victim.finite():
+            return BinReading(weight.flatten(1)[:0], torch.zeros(0, dtype=torch.bool))
+        for found, drive in _read_layer(hidden.layer, weight.flatten(1), bias):
+            usual = drive.median() if len(layers) > 1 and len(drive) else drive.new_ones(())
+            parts.append((passed_on(found, hidden, layers[-1], image), drive / usual))
+    return _compared(parts, agree, dtype, single=len(layers) > 1)
+
+
+def _read_layer(layer: nn.Linear, weight: Tensor, bias: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Inputs (k, n) and what drives them (k,) of each direction of a layer."""
+    return [_along(layer, weight, bias, rows) for rows in directions_of(layer)]
+
+
+def _compared(
+    parts: Sequence[tuple[Tensor, Tensor]],
+    agree: float,
+    dtype: torch.dtype,
+    *,
+    single: bool = False,
+) -> BinReading:
+    """Inputs that were read along several directions, those that two agree on first.
+
+    Args:
+        parts: inputs (k, n) and what drives them (k,) of each direction.
+        single: leave an input out that another direction has given already.
+    """
     inputs = torch.cat([found for found, _ in parts])
     drive = torch.cat([strength for _, strength in parts])
     owner = torch.cat([torch.full((len(s),), i) for i, (_, s) in enumerate(parts)])
     if not len(inputs):
-        return BinReading(inputs.to(weight.dtype), torch.zeros(0, dtype=torch.bool))
+        return BinReading(inputs.to(dtype), torch.zeros(0, dtype=torch.bool))
     apart = torch.cdist(inputs, inputs) / inputs.norm(dim=1).clamp(min=1e-30)
     apart[owner[:, None] == owner[None]] = torch.inf
     gap, partner = apart.min(1)
@@ -155,8 +204,11 @@ def read_bins(layer: nn.Linear, weight: Tensor, bias: Tensor, agree: float) -> B
     kept = ~sure | (torch.arange(len(gap)) < partner)  # one of each pair
     usual = drive[sure].median() if bool(sure.any()) else drive.median()
     odd = (drive / usual).log().abs()  # two samples in a bin drive it twice as hard, or hardly
-    order = torch.where(sure, gap - 1e6, odd)[kept].argsort()
-    return BinReading(inputs[kept][order].to(weight.dtype), sure[kept][order])
+    order = kept.nonzero().flatten()[torch.where(sure, gap - 1e6, odd)[kept].argsort()]
+    if single:
+        first = [i for n, i in enumerate(order) if not bool((apart[i, order[:n]] < agree).any())]
+        order = order[:0] if not first else torch.stack(first)
+    return BinReading(inputs[order].to(dtype), sure[order])
 
 
 def _along(layer: nn.Linear, weight: Tensor, bias: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

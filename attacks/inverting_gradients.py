@@ -40,21 +40,31 @@ class InvertingGradients(SignedSearch, KnownLoss, Attack):
     Several starts (`restarts`) answer with the mean of those whose objective is at most twice the
     least, image by image; `combine=best` keeps the best, as published.
 
+    With ``prior=public`` total variation is joined by minus the log density of each image among
+    auxiliary ones, taken as Gaussian with independent cosine coefficients (`ImageSpectrum`).
+
+    With ``dropout=masks`` each value that a layer of dropout could have dropped has a factor in
+    [0, 1 / (1 - p)], which begins at 1 and moves by Adam on signs as pixels do.
+
     Settings of published attacks: ``labels=rowmin bn_weight=0.1 consensus=0.01 restarts=4`` is
     close to GradInversion; ``keep=10`` compares only the largest layers.
 
     Shape:      one gradient by parameter name; output (N * B, C, H, W), values in [0, 1],
                 grouped by target, in the order of the labels found
-    Needs:      UPLOADS, and the model that the protocol's own messages hold    Recovers: inputs
+    Needs:      UPLOADS, and the model that the protocol's own messages hold; AUX_DATA with
+                ``prior=public``    Recovers: inputs
     Cost:       one forward and two backward passes per step and restart
     Reference:  Geiping et al., Inverting Gradients, NeurIPS 2020; Yin et al., See Through
-                Gradients, CVPR 2021 (batch-norm and consensus terms).
+                Gradients, CVPR 2021 (batch-norm and consensus terms); Scheliga et al.,
+                Dropout is not all you need to prevent gradient leakage, AAAI 2023 (masks).
     Deviations: the published weight of total variation is fixed; total variation is the mean
                 |dx| + |dy| per pixel, the box is [0, 1] before normalisation and the step is in
                 these units, fewer steps by default; consensus aligns by whole-pixel shifts and
                 compares batches image by image.
     """
 
+    when_to_use = "gradients of small batches and real architectures; the usual attack on FedSGD"
+    measured_on = ("gradients",)
     consumes = UPDATES
     needs = frozenset({Knowledge.UPLOADS})
     recovers = "inputs"
@@ -72,6 +82,8 @@ class InvertingGradients(SignedSearch, KnownLoss, Attack):
         return without_bounds(super().adapts(observation), self.objective)
 
     def explained(self, observation: Observation, images: Tensor, labels: Tensor) -> Tensor | None:
+        if self.dropout != "off":  # which ones is no part of the answer
+            return None
         return updates_explained(
             observation, images, labels, bn=self.bn, keep=self.keep, masked=self.masked
         )
@@ -85,6 +97,8 @@ class InvertingGradients(SignedSearch, KnownLoss, Attack):
                 next_step="Attack 'update-inversion' re-runs the local steps.",
             )
 
+        batch = (1, observation.images_per_target, *observation.image_shape)
+
         def match(rows: Sequence[Victim]) -> UpdateMatch:
             return UpdateMatch(
                 rows,
@@ -95,10 +109,18 @@ class InvertingGradients(SignedSearch, KnownLoss, Attack):
                 keep=self.keep,
                 masked=self.masked,
                 sent=update_as_sent(observation.channel, directions=self.objective in SCALE_FREE),
+                dropout=batch if rows[0].dropout == "masks" else None,
                 device=context.device,
             )
 
         labels = batch_labels(observation, victims, self.labels)
         return signed_search(
-            observation, context, victims, self, match, labels=labels, consensus=self.consensus
+            observation,
+            context,
+            victims,
+            self,
+            match,
+            labels=labels,
+            consensus=self.consensus,
+            dropout=self.dropout,
         )

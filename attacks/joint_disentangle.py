@@ -55,6 +55,10 @@ class JointDisentangle(Attack):
                 need not have; the mixtures are solved before images are sought, not with them.
     """
 
+    when_to_use = (
+        "images behind single-image classes seen in several rounds, with all extractors held"
+    )
+    measured_on = ("disentangling",)
     consumes = (Representations, Prototypes, EntangledRep)
     needs = frozenset(
         {

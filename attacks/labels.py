@@ -70,6 +70,10 @@ class LabelInference(Attack):
     Deviations: bias gradients are read for whole batches, with the mean softmax of each class.
     """
 
+    when_to_use = (
+        "which classes a client holds, how many images of each; cheap, so run it on every protocol"
+    )
+    measured_on = ("benchmarks", "gradients")
     consumes = (
         Counts,
         Representations,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fedre_privacy.core.artifacts import (
     MODELS,
+    ClassStatistics,
     EntangledRep,
     HeadState,
     MatrixBlocks,
@@ -22,9 +23,11 @@ from .base import RECOVERED, Context, SuiteEntry, attacks
 from .calibration.base import HELP, CalibratedAttack
 from .common.channels import ROWS_REPEATED
 from .common.tiling import Piece, Tick, in_groups, reconstruction
+from .inversion.auxiliary_images import AuxImages
 from .inversion.linear_map import Linear
-from .inversion.map_fitting import aux_images, piece_of, prepare_work
+from .inversion.map_fitting import piece_of, prepare_work
 from .inversion.map_jobs import jobs_of
+from .inversion.ridge_fit import Latest, RidgeFit
 
 
 @attacks.register("linear")
@@ -46,6 +49,11 @@ class LinearDecoder(Linear, CalibratedAttack):
                 representations with convolutional networks, CVPR 2016.
     """
 
+    when_to_use = (
+        "a first look in a second with public images, and a baseline that "
+        "costlier attacks must beat"
+    )
+    measured_on = ("priors",)
     consumes = (Representations, Prototypes, EntangledRep)
     needs = frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR, Knowledge.AUX_DATA})
     recovers = "inputs"
@@ -59,6 +67,7 @@ class LinearDecoder(Linear, CalibratedAttack):
             for kind in (HeadState, *MODELS)
         ),
         SuiteEntry(MatrixBlocks, "strong", RECOVERED, 30, "head", fewest_first=True),
+        SuiteEntry(ClassStatistics, "strong", RECOVERED, 30, "unpool", fewest_first=True),
     )
 
     victims: int = knob(100, help=HELP, ge=0, later=True)
@@ -69,14 +78,16 @@ class LinearDecoder(Linear, CalibratedAttack):
 
     def run(self, observation: Observation, context: Context) -> Reconstruction:
         jobs = {f"rows-{job.name}": job for job in jobs_of(observation, self)}
+        aux, fits = AuxImages.of(observation, context.device, self.resolution), Latest[RidgeFit]()
 
         def answer(name: str, tick: Tick) -> Piece:
-            aux = aux_images(observation, context.device)
-            work = prepare_work(observation, context, jobs[name], aux, self, room=0)
+            work = prepare_work(observation, context, jobs[name], aux, self, room=0, fits=fits)
             tick(0, work.fits[-1])
             return piece_of(work, aux)
 
         with single_threaded(context.device) as cores:
             groups = {name: job.index for name, job in jobs.items()}
-            found = in_groups(answer, groups, context, steps=1, cores=cores)
+            found = in_groups(
+                answer, groups, context, steps=1, cores=cores, kin=lambda name: jobs[name].owner
+            )
         return reconstruction(found, "closed form")

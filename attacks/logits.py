@@ -54,6 +54,10 @@ class LogitsDecoder(Linear, Attack):
                 package's own.
     """
 
+    when_to_use = (
+        "mean outputs of each class (FD) over several rounds, with every client's model held"
+    )
+    measured_on = ("gradients",)
     consumes = (ClassLogits,)
     needs = frozenset(
         {

@@ -49,6 +49,10 @@ class LossMembership(Attack):
     Deviations: models of other clients of the round stand in for reference models trained for it.
     """
 
+    when_to_use = (
+        "membership in uploaded models or heads; the cheapest attack and the usual first one"
+    )
+    measured_on = ("membership",)
     consumes = (*MODELS, GradientState, HeadState, MatrixBlocks)
     needs = frozenset({Knowledge.UPLOADS, Knowledge.HEAD})
     needs_for: ClassVar[Mapping[type[Artifact], frozenset[Knowledge]]] = {

@@ -91,6 +91,10 @@ class MatrixClasses(MatrixShares, Attack):
     Deviations: none known. Images are sought by `head`, which reads the same change.
     """
 
+    when_to_use = (
+        "labels from FedRAL's matrix blocks, with the client's model and public images held"
+    )
+    measured_on = ("gradients",)
     needs = frozenset(
         {
             Knowledge.UPLOADS,
@@ -139,6 +143,10 @@ class InitialMatrix(MatrixShares, Attack):
     Deviations: none known.
     """
 
+    when_to_use = (
+        "labels from FedRAL's matrix, when the server knows only the weights clients began with"
+    )
+    measured_on = ("gradients",)
     needs = frozenset(
         {
             Knowledge.UPLOADS,

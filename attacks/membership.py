@@ -18,7 +18,7 @@ from fedre_privacy.core.artifacts import (
     Prototypes,
     Representations,
 )
-from fedre_privacy.core.channels import ClippingStep, Smoothing, StepsAt
+from fedre_privacy.core.channels import ClippingStep, LearntChange, Smoothing, StepsAt
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import MembershipScores
@@ -71,13 +71,19 @@ class MembershipInference(Attack):
     Deviations: whitened by the within-class covariance; uploads mixed over classes and rounds.
     """
 
+    when_to_use = "membership in vectors: representations, prototypes, mixtures or mean outputs"
+    measured_on = ("membership",)
     consumes = (Representations, Prototypes, EntangledRep, ClassLogits)
     needs = frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR})
     needs_for: ClassVar = {ClassLogits: frozenset({Knowledge.HEADS})}
     recovers = "membership"
     answers = "membership"
     usual_for = {"membership": 1, "source": 1}
-    adapts_to: ClassVar[StepsAt] = {"each": (ClippingStep,), "encoding": (Smoothing,)}
+    adapts_to: ClassVar[StepsAt] = {
+        "extractor": (LearntChange,),
+        "each": (ClippingStep,),
+        "encoding": (Smoothing,),
+    }
     suite = tuple(SuiteEntry(kind, "strong", place=50) for kind in consumes)
 
     score: str = knob("auto", help="auto: likelihood-ratio", choices=SCORES)

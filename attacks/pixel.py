@@ -38,6 +38,9 @@ class PixelInversion(ImageSearch, CalibratedAttack):
                 that ends no nearer than half of where it began is begun anew, once.
     """
 
+    when_to_use = (
+        "as `dip`, but several times cheaper and mostly weaker: a second opinion, or to debug"
+    )
     consumes = (Representations, Prototypes, EntangledRep)
     needs = frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR})
     recovers = "inputs"

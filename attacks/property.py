@@ -27,12 +27,16 @@ from fedre_privacy.core.artifacts import (
 )
 from fedre_privacy.core.channels import (
     ClippingStep,
+    CorrelatedSteps,
+    LearntChange,
     Masking,
     Noise,
     NoisySteps,
+    RandomChange,
     RandomRounding,
     Rounding,
     Smoothing,
+    TrainingTerm,
     UnknownNoise,
 )
 from fedre_privacy.core.config import knob
@@ -83,6 +87,10 @@ class PropertyInference(ShadowModelAttack, Attack):
                 than 1,024 numbers are sketched to 256 random projections.
     """
 
+    when_to_use = (
+        "what share of a client's images is of one class, or dark, with public images to train on"
+    )
+    measured_on = ("properties",)
     loops = {"shadows": 10}
     consumes = (
         Representations,
@@ -106,7 +114,8 @@ class PropertyInference(ShadowModelAttack, Attack):
         "rows": VALUES,
         "updates": VALUES,
         "encoding": (Smoothing, Rounding),
-        "training": (NoisySteps,),
+        "training": (NoisySteps, CorrelatedSteps, TrainingTerm),
+        "extractor": (LearntChange, RandomChange),
     }
 
     shadows: int = knob(200, help="shadow models in all, dealt out to the clients", ge=10)

@@ -18,7 +18,13 @@ from fedre_privacy.core.artifacts import (
     Prototypes,
     Representations,
 )
-from fedre_privacy.core.channels import NoisySteps, Smoothing, join_steps
+from fedre_privacy.core.channels import (
+    CorrelatedSteps,
+    NoisySteps,
+    Smoothing,
+    TrainingTerm,
+    join_steps,
+)
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.rng import stream
@@ -27,7 +33,7 @@ from fedre_privacy.core.types import Observation
 
 from .base import RECOVERED, Attack, Context, SuiteEntry, attacks
 from .common.channels import ROWS_REPEATED, bounded_each, rows_resent, upload_behind
-from .common.frozen_modules import outputs
+from .common.frozen_modules import drawn_outputs, outputs
 from .common.objectives import l2rel
 from .common.tiling import Piece, Tick, in_groups, reconstruction
 from .gradients.head_uploads import class_shares_of
@@ -246,7 +252,7 @@ def _team(
     fold = folds_of(len(aux), FOLDS).to(context.device)
 
     def bounded(extract: nn.Module, images: Tensor) -> Tensor:
-        made = outputs(extract, images)
+        made = drawn_outputs(extract, images, draws)
         return made if upload is None else bounded_each(observation.channel, made)
 
     def sent_anew(made: Tensor) -> Tensor:
@@ -356,6 +362,10 @@ class Shadow(ShadowModelAttack, Attack):
                 1970; for the candidates see `ensemble-kalman`.
     """
 
+    when_to_use = (
+        "vectors of the first round when no client model is held, only the starting weights"
+    )
+    measured_on = ("no_extractor",)
     consumes = (Representations, Prototypes, EntangledRep)
     recovers = "inputs"
     earliest = True
@@ -366,7 +376,10 @@ class Shadow(ShadowModelAttack, Attack):
         SuiteEntry(Representations, "no-extractor", **UNKNOWN_START),
         SuiteEntry(Prototypes, "no-extractor", fewest_first=True, **UNKNOWN_START),
     )
-    adapts_to = join_steps(ROWS_REPEATED, {"training": (NoisySteps,), "encoding": (Smoothing,)})
+    adapts_to = join_steps(
+        ROWS_REPEATED,
+        {"training": (NoisySteps, CorrelatedSteps, TrainingTerm), "encoding": (Smoothing,)},
+    )
 
     shadows: int = knob(4, help="copies of each client that are trained", ge=2, le=32)
     views: int = knob(

@@ -19,10 +19,14 @@ from fedre_privacy.core.artifacts import (
 from fedre_privacy.core.channels import (
     Channel,
     ClippingStep,
+    CorrelatedSteps,
+    LearntChange,
     Masking,
     NoisySteps,
+    RandomChange,
     Smoothing,
     StepsAt,
+    TrainingTerm,
     usable,
 )
 from fedre_privacy.core.config import knob
@@ -80,6 +84,8 @@ class ShadowMembership(ShadowModelAttack, Attack):
                 amounts, FOCS 2015; shadows as in Shokri et al., S&P 2017.
     """
 
+    when_to_use = "membership in vectors of the first round when no client model is held"
+    measured_on = ("no_extractor",)
     loops = {"shadows": 4, "tries": 2}
     consumes = READ
     recovers = "membership"
@@ -94,7 +100,8 @@ class ShadowMembership(ShadowModelAttack, Attack):
         "each": (ClippingStep,),
         "rows": (ClippingStep, Masking),
         "encoding": (Smoothing,),
-        "training": (NoisySteps,),
+        "training": (NoisySteps, CorrelatedSteps, TrainingTerm),
+        "extractor": (LearntChange, RandomChange),
     }
 
     shadows: int = knob(8, help="copies of each client that are trained", ge=2, le=64)

@@ -7,7 +7,7 @@ one of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,11 +20,15 @@ from fedre_privacy.core.eigenvalues import symmetric_eigen
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import MembershipScores
 from fedre_privacy.core.types import Candidates, Knowledge, Observation
+from fedre_privacy.models.adapters import Bottleneck
 
 from .base import Attack, Context, SuiteEntry, attacks
 from .common.client_messages import asked_of, image_keys
 from .common.frozen_modules import BATCH, frozen_copy
 from .gradients.model_pairs import SentModels, latest, settle
+
+PLACES = 16
+"""Places of a map that are read, at most, spread evenly."""
 
 
 @attacks.register("span")
@@ -40,7 +44,11 @@ class Span(Attack):
     count as spread evenly, and rows of small gradients as much as rows of large ones. Scores of a
     client are brought to mean 0 and spread 1 in each round, and rounds are added up. It needs no
     loss, head or projector of the client, and tells little once a client has many more samples than
-    the layer has rows.
+    the layer has rows. With `tokens` the score is the mean over this layer and all that see several
+    vectors of an image and have fewer rows than columns, each by the mean share of these vectors:
+    of a low-rank adapter W + B A that is A, whose change's rows lie in the span of the inputs,
+    where those of B lie in the span of A x and tell nothing; of a bottleneck adapter that is its
+    first layer, which sees the places of a map.
 
     Shape:      M candidates to scores (M,)
     Needs:      UPLOADS, HEAD (the model as broadcast); AUX_DATA if granted; EXTRACTOR for heads
@@ -51,6 +59,8 @@ class Span(Attack):
     Deviations: whitened by strangers' features; updates of several steps; rounds added up.
     """
 
+    when_to_use = "membership over several rounds when the client's loss and head are hidden"
+    measured_on = ("membership", "adapters")
     consumes = (*MODELS, GradientState, HeadState)
     needs = frozenset({Knowledge.UPLOADS, Knowledge.HEAD})
     needs_for: ClassVar[Mapping[type[Artifact], frozenset[Knowledge]]] = {
@@ -66,6 +76,12 @@ class Span(Attack):
     floor: float = knob(1e-3, help="in units of the largest eigenvalue of the rows", gt=0)
     aux: int = knob(450, help="strangers' images, at most", ge=2)
     rounds: int = knob(10, help="latest observed rounds used, the attacked one among them", ge=1)
+    tokens: bool = knob(
+        False,
+        help="read linear layers as well that see several vectors of an image, as in transformers "
+        "and their low-rank adapters, and the first layers of bottleneck adapters",
+        later=True,
+    )
 
     def run(self, observation: Observation, context: Context) -> MembershipScores:
         asked = asked_of(observation)
@@ -95,17 +111,24 @@ class Span(Attack):
         """Scores of one client's candidates by one upload, mean 0 and spread 1."""
         images = strangers(observation, asked, mine, self.aux)
         exchange = settle(exchange, asked.images)
-        name = widest(exchange, images[:2])
-        change = _weight_with_bias(exchange.before, name) - _weight_with_bias(exchange.after, name)
-        if not bool(change.isfinite().all()):
-            return torch.full((len(mine),), torch.nan, dtype=torch.float64)
+        names = [widest(exchange, images[:2])]
+        if self.tokens:
+            names += of_tokens(exchange, images[:2])
         model = frozen_copy(exchange.before, context.device)
-        own, known = (
-            features(model, name, part, context.device) for part in (asked.images[mine], images)
-        )
-        scores = by_rows(own, known, change, self.ridge, self.floor)
-        spread = scores.std() if len(scores) > 1 else torch.zeros(())
-        return (scores - scores.mean()) / spread.clamp(min=1e-12)
+        total = torch.zeros(len(mine), dtype=torch.float64)
+        for name in names:
+            change = _change(exchange, name)
+            if not bool(change.isfinite().all()):
+                return torch.full((len(mine),), torch.nan, dtype=torch.float64)
+            own, known = (
+                features(model, name, part, context.device) for part in (asked.images[mine], images)
+            )
+            known = known[:: max(1, len(known) // self.aux)][: self.aux]
+            shares = by_rows(own, known, change, self.ridge, self.floor)
+            scores = shares.reshape(len(mine), -1).mean(1)
+            spread = scores.std() if len(scores) > 1 else torch.zeros(())
+            total += (scores - scores.mean()) / spread.clamp(min=1e-12)
+        return total / len(names)
 
 
 def by_rows(own: Tensor, known: Tensor, change: Tensor, ridge: float, floor: float) -> Tensor:
@@ -161,13 +184,7 @@ def widest(exchange: SentModels, images: Tensor) -> str:
     Raises:
         IncompatibleError: there is none.
     """
-    model, after = exchange.before, exchange.after.state_dict()
-    every: dict[str, nn.Linear] = {
-        n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)
-    }
-    moved = {n: m for n, m in every.items() if not torch.equal(m.weight, after[f"{n}.weight"])}
-    layers = moved or every
-    seen = _inputs(model, list(layers), images)
+    layers, seen = _moved(exchange, images)
     fitting = [n for n in layers if n in seen and seen[n].dim() == 2]
     if not fitting:
         raise IncompatibleError(
@@ -178,22 +195,60 @@ def widest(exchange: SentModels, images: Tensor) -> str:
     return max(fitting, key=lambda n: min(layers[n].weight.shape))
 
 
+def of_tokens(exchange: SentModels, images: Tensor) -> list[str]:
+    """The changed linear layers that see several vectors of an image and have fewer rows than
+    columns; first layers of bottleneck adapters among them."""
+    layers, seen = _moved(exchange, images)
+    return [
+        name
+        for name, one in layers.items()
+        if name in seen and seen[name].dim() > 2 and one.weight.shape[0] < one.weight.shape[1]
+    ]
+
+
+def _moved(
+    exchange: SentModels, images: Tensor
+) -> tuple[dict[str, nn.Linear | nn.Conv2d], dict[str, Tensor]]:
+    """The linear layers that the upload changed, all where it changed none; what they are fed."""
+    after = dict(exchange.after.named_parameters())
+    every = {
+        name: one
+        for name, one in _linear_layers(exchange.before)
+        if f"{name}.weight" in after  # a frozen one is not
+    }
+    moved = {n: m for n, m in every.items() if not torch.equal(m.weight, after[f"{n}.weight"])}
+    layers = moved or every
+    return layers, _inputs(exchange.before, list(layers), images)
+
+
+def _linear_layers(model: nn.Module) -> Iterator[tuple[str, nn.Linear | nn.Conv2d]]:
+    """Linear layers, and first layers of bottleneck adapters, by name."""
+    for name, one in model.named_modules():
+        if isinstance(one, nn.Linear):
+            yield name, one
+        elif isinstance(one, Bottleneck):
+            yield f"{name}.down", one.down
+
+
 def features(model: nn.Module, name: str, images: Tensor, device: torch.device) -> Tensor:
-    """What images feed into a layer, with a 1 behind it, (n, in + 1) float64 on the CPU."""
+    """What images feed into a layer, with a 1 behind it, (n, in + 1) float64 on the CPU.
+
+    One row for each vector that the layer sees of an image, those of an image together.
+    """
     rows = [
         _inputs(model, [name], part.to(device))[name].double().cpu() for part in images.split(BATCH)
     ]
-    found = torch.cat(rows)
+    found = torch.cat(rows).flatten(0, -2)
     return torch.cat([found, torch.ones(len(found), 1, dtype=torch.float64)], 1)
 
 
 @torch.no_grad()
 def _inputs(model: nn.Module, names: list[str], images: Tensor) -> dict[str, Tensor]:
-    """What layers are fed, by name."""
+    """What layers are fed, by name; maps (n, C, H, W) as (n, places, C)."""
     seen: dict[str, Tensor] = {}
     hooks = [
         model.get_submodule(name).register_forward_pre_hook(
-            lambda _, given, name=name: seen.__setitem__(name, given[0])
+            lambda one, given, name=name: seen.__setitem__(name, _vectors(one, given[0]))
         )
         for name in names
     ]
@@ -205,10 +260,23 @@ def _inputs(model: nn.Module, names: list[str], images: Tensor) -> dict[str, Ten
     return seen
 
 
+def _vectors(layer: nn.Module, fed: Tensor) -> Tensor:
+    """What a layer is fed, a vector along the last axis; of a map some places."""
+    if not isinstance(layer, nn.Conv2d):
+        return fed
+    places = fed.flatten(2).transpose(1, 2)
+    return places[:, :: -(-places.shape[1] // PLACES)]
+
+
+def _change(exchange: SentModels, name: str) -> Tensor:
+    """Weight and bias of a layer before less after, (out, in + 1) float64 on the CPU."""
+    return _weight_with_bias(exchange.before, name) - _weight_with_bias(exchange.after, name)
+
+
 def _weight_with_bias(model: nn.Module, name: str) -> Tensor:
     """Weight and bias of a linear layer side by side, (out, in + 1) float64 on the CPU."""
     layer = model.get_submodule(name)
-    assert isinstance(layer, nn.Linear)
-    weight = layer.weight.detach().cpu().double()
+    assert isinstance(layer, nn.Linear | nn.Conv2d)
+    weight = layer.weight.detach().cpu().double().flatten(1)
     bias = torch.zeros(len(weight)).double() if layer.bias is None else layer.bias.detach().cpu()
     return torch.cat([weight, bias.double()[:, None]], 1)

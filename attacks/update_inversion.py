@@ -18,6 +18,7 @@ from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, SuiteEntry, attacks
 from .common.channels import UPDATES_COMPARED, update_as_sent
+from .gradients.dropout_masks import buffers_of_pass
 from .gradients.explained_share import updates_explained
 from .gradients.matching import (
     Named,
@@ -42,12 +43,13 @@ class UpdateInversion(SignedSearch, KnownLoss, Attack):
     SGD on the candidates and D is parameters before minus after. The optimiser is that of
     ``inverting-gradients``, and so is the weight where `tv` is none. Where the local steps are
     more than `unroll`, or the client holds more images than are sought, D is matched as the
-    direction of one gradient at theta_0 - a D, with a in [0, 1] sought beside the images.
+    direction of one gradient at theta_0 - a D, with a in [0, 1] sought beside the images. With
+    ``dropout=masks`` every step that is re-run has masks of its own, and one gradient has one.
 
     Shape:      parameters after local training, by name; output (N * B, C, H, W), values in
                 [0, 1], grouped by target, in the order of the labels found
-    Needs:      UPLOADS, TRAINING, and the model that the protocol's own messages hold
-                Recovers: inputs
+    Needs:      UPLOADS, TRAINING, and the model that the protocol's own messages hold; AUX_DATA
+                with ``prior=public``    Recovers: inputs
     Cost:       local steps times that of ``inverting-gradients``; memory grows with the local steps
                 unless `save_memory`
     Reference:  Geiping et al., Inverting Gradients, NeurIPS 2020, section 6 (unrolled local
@@ -58,6 +60,10 @@ class UpdateInversion(SignedSearch, KnownLoss, Attack):
                 and weight decay are not simulated, the cosine absorbs them in part.
     """
 
+    when_to_use = (
+        "models or changes after local training with a known loss; the usual attack on FedAvg"
+    )
+    measured_on = ("gradients",)
     consumes = MODELS
     needs = frozenset({Knowledge.UPLOADS, Knowledge.TRAINING})
     recovers = "inputs"
@@ -79,6 +85,8 @@ class UpdateInversion(SignedSearch, KnownLoss, Attack):
         return without_bounds(super().adapts(observation), self.objective)
 
     def explained(self, observation: Observation, images: Tensor, labels: Tensor) -> Tensor | None:
+        if self.dropout != "off":  # which ones is no part of the answer
+            return None
         training = training_of(observation)
 
         def simulate(victim: Victim) -> Simulate:
@@ -105,6 +113,9 @@ class UpdateInversion(SignedSearch, KnownLoss, Attack):
 
         def match(rows: Sequence[Victim]) -> UpdateMatch:
             rounds = plan(rows[0])
+            epochs, per_epoch = rounds or (1, 1)
+            batch = -(-observation.images_per_target // per_epoch)
+            passes = (epochs * per_epoch, batch, *observation.image_shape)
             simulate: Simulate = gradient
             objective = self.objective
             if rounds is not None:
@@ -118,6 +129,7 @@ class UpdateInversion(SignedSearch, KnownLoss, Attack):
                 bn=rows[0].statistics,
                 sent=update_as_sent(observation.channel, directions=objective in SCALE_FREE),
                 on_path=rounds is None and several(rows[0]) and self.at == "path",
+                dropout=passes if rows[0].dropout == "masks" else None,
                 device=context.device,
             )
 
@@ -139,6 +151,7 @@ class UpdateInversion(SignedSearch, KnownLoss, Attack):
             self,
             match,
             labels=batch_labels(observation, victims, self.labels),
+            dropout=self.dropout,
             together=not self.save_memory,
             split=plan,
             note=", ".join(notes),
@@ -166,24 +179,30 @@ class LocalSteps:
     ) -> dict[str, Tensor]:
         names = list(params)
 
-        def step(batch: Tensor, targets: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
-            at = dict(zip(names, values, strict=True))
+        def step(
+            number: int, batch: Tensor, targets: Tensor, *values: Tensor
+        ) -> tuple[Tensor, ...]:
+            at, held = (
+                dict(zip(names, values, strict=True)),
+                buffers_of_pass(module, buffers, number),
+            )
             if not self.save_memory:
-                slopes = gradient(module, at, buffers, batch, targets)
+                slopes = gradient(module, at, held, batch, targets)
                 return tuple(at[name] - self.lr * slopes[name] for name in names)
             free = [v if v.requires_grad else v.detach().requires_grad_() for v in values]
-            made = functional_call_rows(module, dict(zip(names, free, strict=True)), buffers, batch)
+            made = functional_call_rows(module, dict(zip(names, free, strict=True)), held, batch)
             slopes_ = torch.autograd.grad(
                 soft_cross_entropy(made, targets), free, create_graph=True
             )
             return tuple(v - self.lr * s for v, s in zip(values, slopes_, strict=True))
 
         values = tuple(params.values())
-        for _ in range(self.epochs):
+        for epoch in range(self.epochs):
             for part in range(self.per_epoch):
+                number = epoch * self.per_epoch + part
                 batch, targets = images[part :: self.per_epoch], labels[part :: self.per_epoch]
                 if self.save_memory:
-                    values = checkpoint(step, batch, targets, *values, use_reentrant=False)
+                    values = checkpoint(step, number, batch, targets, *values, use_reentrant=False)
                 else:
-                    values = step(batch, targets, *values)
+                    values = step(number, batch, targets, *values)
         return {name: params[name] - after for name, after in zip(names, values, strict=True)}

@@ -5,7 +5,11 @@ Repeats audits of correct mechanisms with other seeds. Counted are claims that w
 both with Clopper-Pearson intervals, beside the least and the median lower bound. ``noise alone``
 takes a million draws from the defence `gaussian` itself: each number of one upload is a trial, in
 which a client sends one of two opposite values at the bound. The other audits are `fedre-audit`'s.
-Finished repetitions are kept in ``audits.csv`` and not repeated.
+An audit of records has a bound from all guesses, and bounds that allow records to depend on each
+other: for the claimed mechanism with other noise, and for any mechanism. Each has a row. ``one
+training`` has as many canary clients as a federation could have clients, and a row for the bound
+from scores. ``one record in a crowd`` is a training for each trial, 100 of them. Finished
+repetitions are kept in ``audits.csv`` and not repeated.
 
 Usage: python benchmarks/audits.py [--repetitions 200] [--only MECHANISM] [--out DIR]
 """
@@ -15,7 +19,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pandas as pd
@@ -23,6 +27,7 @@ import tools
 import torch
 
 from fedre_privacy.auditing.claims import REFUTED, Audit, claim_of
+from fedre_privacy.auditing.crowd import audit_crowd
 from fedre_privacy.auditing.mechanism import audit_mechanism
 from fedre_privacy.auditing.recorded_run import AuditPlan, audit_claim, plan_audit
 from fedre_privacy.auditing.step_audit import audit_steps
@@ -49,11 +54,13 @@ DELTA = 1e-5
 Row = dict[str, object]
 
 
-def federation(kind: type[Artifact], rounds: int) -> FederationFacts:
-    """Two clients of 100 samples each."""
+def federation(
+    kind: type[Artifact], rounds: int, samples: int = 100, batch: int = 20
+) -> FederationFacts:
+    """Two clients of so many samples each, which pass over them once a round."""
     return FederationFacts(
-        protocol="fedre", kinds=(kind,), class_counts=((50, 50),) * 2, rounds=rounds,
-        participations=(rounds,) * 2, batch_size=20, training_only=True,
+        protocol="fedre", kinds=(kind,), class_counts=((samples // 2, samples // 2),) * 2,
+        rounds=rounds, participations=(rounds,) * 2, batch_size=batch, training_only=True,
     )  # fmt: skip
 
 
@@ -92,11 +99,55 @@ def of_uploads(defense: Gaussian | Laplace, rounds: int, seed: int) -> Row:
     return _row(audit_mechanism([defense], facts, claim, [form], trials=100, seed=seed))
 
 
-def of_steps(defense: DPSGD, rounds: int, seed: int) -> Row:
-    """An audit of a record's claim, 100 canary records."""
-    facts = federation(ModelState, rounds)
+STEPS = {
+    "dp-sgd, five rounds": (DPSGD(clip=1.0, noise=1.0), 5, 100, 20),
+    "dp-sgd, full batches": (DPSGD(clip=1.0, noise=2.0), 4, 100, 100),
+    "dp-sgd, 1,000 records, 200 steps": (DPSGD(clip=1.0, noise=1.195), 20, 1000, 100),
+}
+"""Defence, rounds, records and batch size."""
+BOUNDS = {"": None, "; records may depend": 0, "; any mechanism": 1}
+"""Which bound a row is of: that from all guesses, or one beside it."""
+
+
+@cache
+def steps_audit(name: str, seed: int) -> Audit:
+    """An audit of a record's claim, as many canary records as a client has samples."""
+    defense, rounds, samples, batch = STEPS[name]
+    facts = federation(ModelState, rounds, samples, batch)
     claim = claim_of([defense], facts, [tuple(range(1, rounds + 1))] * 2)
-    return _row(audit_steps([defense], facts, claim, trials=100, seed=seed))
+    return audit_steps([defense], facts, claim, trials=samples, seed=seed)
+
+
+def of_steps(name: str, bound: int | None, seed: int) -> Row:
+    """The row of an audit's bound."""
+    found = steps_audit(name, seed)
+    row = _row(found)
+    return row if bound is None else {**row, "shown": found.beside[bound].epsilon}
+
+
+@cache
+def clients_audit(clients: int, seed: int) -> Audit:
+    """An audit of a client's claim by the clients of one training of one round."""
+    facts = federation(EntangledRep, 1)
+    defense = Gaussian(clip=1.0, epsilon=8.0).settled(facts)
+    claim = claim_of([defense], facts, [(1,)] * 2)
+    form = EntangledRep(torch.zeros(64), torch.tensor([0.5, 0.5]))
+    return audit_mechanism([defense], facts, claim, [form], trials=clients, seed=seed)
+
+
+def of_clients(clients: int, scores: bool, seed: int) -> Row:
+    """The row of an audit's bound, from guesses or from scores."""
+    found = clients_audit(clients, seed)
+    row = _row(found)
+    return {**row, "shown": found.beside[0].epsilon} if scores else row
+
+
+def of_crowd(seed: int) -> Row:
+    """An audit of a record's claim by one record in a crowd."""
+    facts = federation(ModelState, 1, 100, 100)
+    defense = DPSGD(clip=1.0, noise=1.0)
+    claim = claim_of([defense], facts, [(1,)] * 2)
+    return _row(audit_crowd([defense], facts, claim, trials=100, seed=seed))
 
 
 @cache
@@ -125,8 +176,20 @@ CASES: dict[str, Callable[[int], Row]] = {
     "gaussian, one round": lambda seed: of_uploads(Gaussian(clip=1.0, noise=2.0), 1, seed),
     "gaussian, three rounds": lambda seed: of_uploads(Gaussian(clip=1.0, noise=2.0), 3, seed),
     "laplace, one round": lambda seed: of_uploads(Laplace(clip=1.0, epsilon=2.0), 1, seed),
-    "dp-sgd, five rounds": lambda seed: of_steps(DPSGD(clip=1.0, noise=1.0), 5, seed),
+    **{
+        f"{name}{which}": partial(of_steps, name, bound)
+        for name in STEPS
+        for which, bound in BOUNDS.items()
+    },
     "dp-sgd and noise for one record, four rounds": of_steps_and_uploads,
+    "dp-sgd, one record in a crowd": of_crowd,
+    **{
+        f"one training, {clients} clients: {'scores' if scores else 'guesses'}": partial(
+            of_clients, clients, scores
+        )
+        for clients in (50, 100, 300, 1000)
+        for scores in (False, True)
+    },
 }
 
 

@@ -6,10 +6,12 @@ as the package does it. Each is timed on an idle machine and beside processes th
 was uploaded must be the same bytes for any number of cores.
 
 With --against DIR, a checkout of another version, rounds of that version and of this one take
-turns in processes of their own, each as it trains by default, with nothing set for its threads.
+turns in processes of their own, each as it trains by default, with nothing set for its threads;
+seconds of the clock and of the processor. With --tested N every client also has N test images, and
+accuracy is measured in every round, as trainings do.
 
 Usage: python benchmarks/cores.py [--protocols fedre,fedavg] [--cores 2] [--busy 1] [--repeats 3]
-                                  [--against DIR]
+                                  [--against DIR [--tested 107]]
 """
 
 from __future__ import annotations
@@ -36,29 +38,37 @@ from fedre_privacy.federation.recorder import Recorder
 WAYS = ("threads", "one", "cores")
 SPIN = "while True: pass"
 ALONE = """
-import sys, tempfile, time
+import dataclasses, os, sys, tempfile, time
 from pathlib import Path
 import torch
 from rounds import build
 from fedre_privacy.federation import loop
 from fedre_privacy.federation.recorder import Recorder
-name, (cores, rounds, clients, samples) = sys.argv[1], map(int, sys.argv[2:])
+from fedre_privacy.protocols.blocks.state import Samples
+name, (cores, rounds, clients, samples, tested) = sys.argv[1], map(int, sys.argv[2:])
 torch.set_num_threads(cores)
 fed = build(
-    name, clients=clients, samples=samples, batch=32, rounds=rounds, architecture="cnn4",
+    name, clients=clients, samples=samples + tested, batch=32, rounds=rounds, architecture="cnn4",
     device=torch.device("cpu"),
 )
+if tested:
+    for client in fed.clients:
+        images, labels = client.train.images, client.train.labels
+        client.train = Samples(images[tested:], labels[tested:])
+        client.test = Samples(images[:tested], labels[:tested])
+    often = dataclasses.replace(fed.setting.training, eval_every=1)
+    fed.setting = dataclasses.replace(fed.setting, training=often)
 with tempfile.TemporaryDirectory() as folder:
     recorder, kept = Recorder(Path(folder) / "uploads"), Path(folder) / "checkpoints"
-    begun = time.perf_counter()
+    begun, spent = time.perf_counter(), sum(os.times()[:4])
     train = getattr(loop, "run_rounds", None) or loop.run  # its name in other versions
     train(
         fed.protocol, fed.clients, fed.server, fed.setting, recorder=recorder, checkpoints=kept,
         report=lambda event: None, keep=lambda *made: None,
     )
-    print((time.perf_counter() - begun) / rounds)
+    print((time.perf_counter() - begun) / rounds, (sum(os.times()[:4]) - spent) / rounds)
 """
-"""Seconds of a round in whatever version is imported."""
+"""Seconds of a round, clock and processor, in whatever version is imported."""
 PARTS = ("attacks", "defenses", "eval")
 """Folders of a checkout that the package holds under its own name."""
 
@@ -132,14 +142,15 @@ def beside(other: Path, protocols: Sequence[str], repeats: int, size: Sequence[i
                     subprocess.run(command, env=env, check=True, capture_output=True, text=True)
                     for env in (theirs, ours)
                 ]
-                pairs.append([float(one.stdout) for one in done])
-            then, now = zip(*pairs, strict=True)
-            ratios = [b / a for a, b in pairs]
-            told = "  ".join(
-                f"{what} {statistics.median(v):.2f} ({min(v):.2f} to {max(v):.2f})"
-                for what, v in (("other", then), ("this", now), ("this/other", ratios))
-            )
-            print(f"{name:<10} {told}", flush=True)
+                pairs.append([tuple(map(float, one.stdout.split())) for one in done])
+            for clock, kind in enumerate(("clock", "processor")):
+                then, now = zip(*[[one[clock] for one in pair] for pair in pairs], strict=True)
+                ratios = [b / a for a, b in zip(then, now, strict=True)]
+                told = "  ".join(
+                    f"{what} {statistics.median(v):.3f} ({min(v):.3f} to {max(v):.3f})"
+                    for what, v in (("other", then), ("this", now), ("this/other", ratios))
+                )
+                print(f"{name:<10} {kind:<10} {told}", flush=True)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -153,6 +164,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--clients", type=int, default=10)
     options.add_argument("--samples", type=int, default=320, help="training images of each client")
     options.add_argument("--against", type=Path, help="a checkout of another version")
+    options.add_argument("--tested", type=int, default=0, help="test images of each client")
     return options
 
 
@@ -160,9 +172,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
     chosen = parser().parse_args(arguments)
     size = (chosen.rounds, chosen.clients, chosen.samples)
+    if chosen.tested and chosen.against is None:
+        raise SystemExit("--tested goes with --against DIR")
     print(f"seconds of a round, {chosen.clients} clients, {chosen.cores} cores; median (range)")
     if chosen.against is not None:
-        beside(chosen.against, chosen.protocols.split(","), chosen.repeats, (chosen.cores, *size))
+        beside(
+            chosen.against,
+            chosen.protocols.split(","),
+            chosen.repeats,
+            (chosen.cores, *size, chosen.tested),
+        )
         return
     for name in chosen.protocols.split(","):
         for busy in (0, chosen.busy):

@@ -46,15 +46,27 @@ TINY: Values = {
 PROTOCOLS: dict[str, Values] = {"fedmrl": {"protocol": {"name": "fedmrl", "small": {"dim": 16}}}}
 """Protocols that need more than their name."""
 DEFENCES: dict[str, tuple[str, str]] = {
+    "adversarial-decoder": ("fedgh", "adversarial-decoder"),
+    "cem": ("fedgh", "cem"),
     "clip": ("fedproto", "clip"),
+    "disco": ("fedgh", "disco"),
     "dp-sgd": ("fedgh", "dp-sgd:clip=1,noise=1"),
+    "dp-mf": ("fedgh", "dp-mf:clip=1,noise=1"),
     "gaussian": ("fedgh", "gaussian:clip=1,noise=1,unit=record"),
+    "information-bottleneck": ("fedgh", "information-bottleneck"),
     "label-smoothing": ("fedre", "label-smoothing"),
     "laplace": ("fedproto", "laplace:clip=1,epsilon=50"),
     "mask": ("fedproto", "mask"),
+    "mixup": ("fedsgd", "mixup"),
+    "nopeek": ("fedgh", "nopeek"),
     "prune": ("fedavg", "prune"),
     "quantise": ("fedproto", "quantise"),
     "secagg": ("fedavg", "secagg"),
+    "minimum-count": ("fedpft", "minimum-count:count=2"),
+    "shrink-covariance": ("fedpft", "shrink-covariance"),
+    "shredder": ("fedgh", "shredder"),
+    "soteria": ("fedgh", "soteria"),
+    "statistics-noise": ("fedcgs", "statistics-noise:clip=1,noise=1,delta=1e-3"),
 }
 """A protocol for each defence, and the defence's parameters."""
 ATTACKS: dict[str, Values] = yaml.safe_load(

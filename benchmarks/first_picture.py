@@ -1,15 +1,18 @@
-"""Draw the picture of the first page: private images, what came back, and the best guess.
+"""Draw the picture of the first page: what FedRE's uploads give away, alone and over rounds.
 
-    python benchmarks/first_picture.py                 trains and attacks as `make attack` does
+    python benchmarks/first_picture.py                 trains FedRE on digits, attacks it twice
     python benchmarks/first_picture.py RUN --out DIR   of a recorded run, into a folder
 
-Writes first.png, for light pages, and first-dark.png; without --out into docs/images.
+Rows: private images, each the only one of its class at its client; the client's last upload,
+inverted; prototypes worked out of the uploads of all rounds and inverted, by a server that holds
+the clients' models; the best guess without uploads. Writes first.png, for light pages, and
+first-dark.png; without --out into docs/images. A recorded run needs record.keep_every=1.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import tools
@@ -24,7 +27,7 @@ COLOURS = {"first.png": "#1f2328", "first-dark.png": "#e6edf3"}
 MOST = 9
 
 
-def draw(rows: dict[str, Tensor], colour: str, path: Path) -> None:
+def draw(rows: Mapping[str, Tensor], colour: str, path: Path) -> None:
     """Draw rows of images (n, C, H, W) in [0, 1], each under its name, without a background."""
     columns = max(len(images) for images in rows.values())
     figure = Figure(figsize=(0.72 * columns, 1.05 * len(rows)), dpi=200)
@@ -46,23 +49,38 @@ def parser() -> argparse.ArgumentParser:
     """The options."""
     options = tools.options(__doc__)
     options.add_argument("run", nargs="?", metavar="RUN", help="a recorded run")
-    options.add_argument("--steps", type=int, default=300, help="of the attack (default: 300)")
+    options.add_argument("--steps", type=int, default=300, help="of the attacks (default: 300)")
     options.add_argument("--out", type=Path, default=IMAGES, help="folder of the pictures")
     return options
+
+
+def rows_of(run: Path | fp.Run, steps: int) -> dict[str, Tensor]:
+    """The rows of the picture (n, C, H, W), by their names, from two attacks on a run."""
+    search = {"attack.name": "dip", "attack.steps": steps, "eval.ceiling": 0}
+    one = fp.attack(run, target="entangled", targets=1000, set=search)
+    several = fp.attack(
+        run, target="recovered-prototypes", threat="strong", targets=MOST,
+        set={**search, "eval.fewest_first": True},
+    )  # fmt: skip
+    pictures = read_tensors(several.folder / "pictures.safetensors")
+    count = len(pictures["truth"])
+    uploads = {int(client): place for place, client in enumerate(one.frame()["client"])}
+    own = [uploads[int(client)] for client in several.frame()["client"][:count]]
+    floors = pictures["floor"] / 255
+    rounds = several.trial.run.settings.train.rounds
+    return {
+        "private images": pictures["truth"] / 255,
+        "one upload of their client, inverted": one.outcome.images[own],
+        f"uploads of {rounds} rounds, disentangled and inverted": several.outcome.images[:count],
+        "best guess without uploads": floors[pictures["floor_of"][:count].long()],
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Attack, and draw."""
     given = parser().parse_args(arguments)
-    run = Path(given.run) if given.run else fp.train("fedre")
-    result = fp.attack(run, target="prototypes", set={"attack.steps": given.steps})
-    pictures = read_tensors(result.folder / "pictures.safetensors")
-    truth, floor = pictures["truth"][:MOST] / 255, pictures["floor"] / 255
-    rows = {
-        "private images": truth,
-        "recovered from prototypes": result.outcome.images[: len(truth)],
-        "best guess without them": floor[pictures["floor_of"][: len(truth)].long()],
-    }
+    run = Path(given.run) if given.run else fp.train("fedre", set={"record.keep_every": 1})
+    rows = rows_of(run, given.steps)
     for name, colour in COLOURS.items():
         draw(rows, colour, given.out / name)
         print(given.out / name)

@@ -2,9 +2,9 @@
 
 Attacks clients with real images and prints one table per part. Usage:
 
-    python benchmarks/gradients.py PART [PART ...] --data FILE.npz
+    python benchmarks/gradients.py PART [PART ...] --data FILE
 
-Parts: dlg, single, batch, analytic, spear, imprint, labels, update, head, speed. FILE.npz holds
+Parts: dlg, single, batch, analytic, spear, imprint, labels, update, modes, head, speed. FILE holds
 x_train (N, H, W, C) or (N, C, H, W) and y_train, for example CIFAR-10. Victims' images come from
 the first half of the file, without those that settings were chosen on (--tuning attacks those
 instead); warm-up training and everything an attacker could hold come from the second. With
@@ -16,6 +16,7 @@ the mean image of the second half, scored by the same rule.
 from __future__ import annotations
 
 import argparse
+import copy
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +30,6 @@ from torch.nn import functional as F
 
 from fedre_privacy.active_server.base import ServerKnowledge, ServerView, steerings
 from fedre_privacy.attacks.base import Attack, Context, attacks
-from fedre_privacy.attacks.common.cuda_graphs import capture_for
 from fedre_privacy.attacks.gradients import label_counts as label_rules
 from fedre_privacy.attacks.gradients.matching import UpdateMatch
 from fedre_privacy.attacks.gradients.matching import gradient as simulate
@@ -40,6 +40,7 @@ from fedre_privacy.attacks.head import METHODS as HEAD_METHODS
 from fedre_privacy.attacks.imprint import read_bins
 from fedre_privacy.attacks.spear import decompose_gradient
 from fedre_privacy.core.artifacts import GradientState, ModelState
+from fedre_privacy.core.cuda_graphs import capture_for
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.rng import seeded_generators, stream
 from fedre_privacy.core.types import LocalTrainingFacts, Mixture, Observation, Truth, Upload
@@ -116,6 +117,21 @@ def zoo(name: str, seed: int, **settings: Any) -> nn.Module:
     """A model of the zoo, freshly initialised."""
     with seeded_generators(seed, "victim"):
         return build_model(ModelSettings(name=name, **settings), 0, (3, 32, 32), CLASSES).eval()
+
+
+def zoo_with(name: str, seed: int) -> nn.Module:
+    """A model of the zoo; "-bn" behind it puts BatchNorm behind each convolution, "-dropout"
+    drops a quarter of what the convolutions put out and half of what the head is given."""
+    base, _, layer = name.partition("-")
+    model = zoo(base, seed, **({"stem": "small"} if base.startswith("resnet") else {}))
+    for part in [one for one in model.modules() if layer and isinstance(one, nn.Sequential)]:
+        for place, one in reversed(list(enumerate(part))):
+            if layer == "bn" and isinstance(one, nn.Conv2d):
+                part.insert(place + 1, nn.BatchNorm2d(one.out_channels))
+            if layer == "dropout" and isinstance(one, nn.Linear):
+                part.insert(place + 2, nn.Dropout(0.5))
+                part.insert(place, nn.Dropout(0.25))
+    return model.eval()
 
 
 def mlp(seed: int, width: int = 1024) -> nn.Module:
@@ -539,7 +555,8 @@ def told(hidden: HiddenLayer, certain: Sequence[Tensor], pairs: Pairs) -> str:
 
 
 def imprint(data: Images, options: argparse.Namespace) -> None:
-    """Certificates of an imprinted layer behind convolutions, after one step and after two."""
+    """Certificates of an imprinted layer behind convolutions, after one step and after two, and
+    inputs of that layer that are read off a sum over clients."""
     for name, model in victims("cnn4", data, options):
         held = ServerKnowledge(data.public.images, data.public.labels, lambda _, model=model: model)
         before = {key: value.detach().clone() for key, value in model.named_parameters()}
@@ -569,7 +586,37 @@ def imprint(data: Images, options: argparse.Namespace) -> None:
                 certain = [one.inputs[one.certified] for one in read]
                 print(f"{name}, {size} images, {steps} steps, directions agree to {agree:g}: "
                       f"{told(hidden, certain, pairs)}")  # fmt: skip
+        for size in (8, 32, 128):
+            pairs = batches(data, options.images or 15, size, tuning=options.tuning)
+            print(f"{name}, sum over {SUMMED} clients of {size} images: "
+                  f"{told_of_sums(model, hidden, pairs)}")  # fmt: skip
         load_parameters(model, before)
+
+
+SUMMED = 4
+"""Clients behind a sum, with as many images each."""
+
+
+def told_of_sums(model: nn.Module, hidden: HiddenLayer, pairs: Pairs) -> str:
+    """How many inputs of an imprinted layer come back from sums of gradients over clients."""
+    model.eval()
+    shares, certified, wrong = [], 0, 0
+    for images, labels in pairs:
+        each = zip(images.chunk(SUMMED), labels.chunk(SUMMED), strict=True)
+        sent = [gradient(model, x, y) for x, y in each]
+        names = f"{hidden.name}.weight", f"{hidden.name}.bias"
+        weight, bias = (sum(one[name] for one in sent) / SUMMED for name in names)
+        found = read_bins(hidden.layer, weight, bias, 0.01)  # type: ignore[arg-type]
+        with torch.no_grad():
+            true = hidden.before(images)
+        apart = torch.cdist(true, found.inputs) / true.norm(dim=1, keepdim=True)
+        shares.append(float((apart.amin(1) < 0.01).double().mean()))
+        certified += int(found.certified.sum())
+        wrong += int((apart[:, found.certified].amin(0) >= 0.01).sum())
+    return (
+        f"{statistics.mean(shares):.3f} of inputs read to 1 % ({min(shares):.3f} to "
+        f"{max(shares):.3f}, n {len(shares)}); {certified} with a certificate, {wrong} wrong"
+    )
 
 
 def labels(data: Images, options: argparse.Namespace) -> None:
@@ -627,6 +674,74 @@ def update(data: Images, options: argparse.Namespace) -> None:
                 title = f"{name}, {size} images, {epochs} steps of lr 0.05, {told}"
                 report(title, found, pairs, data)
                 print(f"    {seconds:.0f} s")
+
+
+MODES: Mapping[str, Sequence[Mapping[str, Any]]] = {
+    "norm": [{"bn": "batch"}, {"bn": "eval"}, {"bn": "either"}],
+    "dropout": [{"dropout": "masks"}, {"dropout": "off"}],
+}
+"""In which mode an attacker may take clients to be, by the layers that differ in it."""
+SEEDS = (11, 12, 13)
+"""Seeds of the networks of `modes`."""
+KINDS = ((1, 0), (4, 0), (4, 3))
+"""Images and local steps of `modes`; 0: a gradient."""
+
+
+def modes(data: Images, options: argparse.Namespace) -> None:
+    """Clients in training and in evaluation mode, attacked as in either one."""
+    networks = {}
+    for name in (options.models or "cnn4-dropout,cnn4-bn").split(","):
+        networks[name] = [zoo_with(name.removesuffix("-trained"), seed) for seed in SEEDS]
+        for one in networks[name] if name.endswith("-trained") else ():
+            train(one, data, options.warm_up)
+    for mode in options.client_modes.split(","):
+        for name, models in networks.items():
+            for size, local in KINDS:
+                count = options.images or (4 if size == 1 else 2)
+                pairs = batches(data, count * len(SEEDS), size, tuning=options.tuning)
+                attacked = [model for model in models for _ in range(count)]
+                how = LocalTrainingFacts(0.05, local, size, dict.fromkeys(range(len(pairs)), size))
+                sent: list[GradientState | ModelState] = []
+                for client, (model, (x, y)) in enumerate(zip(attacked, pairs, strict=True)):
+                    twin = copy.deepcopy(model).train(mode == "training")
+                    with seeded_generators(client, "dropout"):
+                        sent.append(
+                            ModelState(local_update(twin, x, y, how, client))
+                            if local
+                            else GradientState(gradient(twin, x, y))
+                        )
+                observation = observe(attacked, sent, size, how if local else None)
+                what = f"{local} local steps" if local else "gradient"
+                title = f"{name}, client in {mode} mode, {what}, {size} images"
+                by_mode(title, observation, pairs, data, options)
+
+
+def by_mode(
+    title: str, observation: Observation, pairs: Pairs, data: Images, options: argparse.Namespace
+) -> None:
+    """Attack clients as in each mode, and print how far each is from the first."""
+    name = "inverting-gradients" if observation.training is None else "update-inversion"
+    ways = MODES["dropout" if "dropout" in title else "norm"]
+    first: Tensor | None = None
+    for way in ways:
+        attack = attacks.get(name)(
+            **({"bn": BN} | dict(way)), steps=options.steps or 100, **weight_of(options)
+        )
+        started = time.process_time()
+        found = attack(observation, Context())
+        spent = time.process_time() - started
+        said = ", ".join(f"{key}={value}" for key, value in way.items())
+        report(f"{title}, {said}", found, pairs, data)
+        ours, floor = (one["psnr"] for one in beside_floor(found, pairs, data))
+        first = ours if first is None else first
+        above = (ours - floor).reshape(len(SEEDS), -1).mean(1)
+        print(
+            f"    above the floor by seed {', '.join(f'{one:+.1f}' for one in above)}; less the "
+            f"first way {float((ours - first).mean()):+.2f} "
+            f"({spread(ours - first, len(pairs[0][1]))}); mismatch {float(found.fit.mean()):.3f}; "
+            f"{spent:.0f} s of processor time",
+            flush=True,
+        )
 
 
 def head(data: Images, options: argparse.Namespace) -> None:
@@ -745,6 +860,7 @@ PARTS: Mapping[str, Callable[[Images, argparse.Namespace], None]] = {
     "imprint": imprint,
     "labels": labels,
     "update": update,
+    "modes": modes,
     "head": head,
     "speed": speed,
 }
@@ -765,6 +881,9 @@ def parser() -> argparse.ArgumentParser:
         "--training", default="", help="image folder or .zip that -trained models train on"
     )
     options.add_argument("--local-steps", default="1,5,10", help="of update: comma list")
+    options.add_argument(
+        "--client-modes", default="training,evaluation", help="of modes: comma list"
+    )
     options.add_argument("--tuning", action="store_true", help="attack images to tune on")
     options.add_argument("--tv", type=float, help="weight of total variation; none: the default")
     options.add_argument(

@@ -47,7 +47,6 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedre_privacy.attacks.base import Context
-from fedre_privacy.attacks.common.cuda_graphs import capture_for
 from fedre_privacy.attacks.common.frozen_modules import frozen_copy
 from fedre_privacy.attacks.common.objectives import OBJECTIVES
 from fedre_privacy.attacks.common.tiles import CPU_TILE
@@ -63,6 +62,7 @@ from fedre_privacy.attacks.inversion.decoder_net import (
 )
 from fedre_privacy.attacks.inversion.gradient_descent import Search, fit_tile
 from fedre_privacy.core.artifacts import Representations
+from fedre_privacy.core.cuda_graphs import capture_for
 from fedre_privacy.core.events import Event
 from fedre_privacy.core.memory import peak_bytes
 from fedre_privacy.core.outcomes import Outcome, Reconstruction

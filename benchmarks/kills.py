@@ -9,8 +9,8 @@ into imports; the jobs of a sweep are processes of their own.
 What differs between any two runs is left out of the comparison, and nothing else:
 
 record.json                 started, wall_s, attack_s, peak_memory, run_manifest (follows from them)
-jobs/*.json                 wall_s
-metrics.csv, results.csv    the column wall_s
+jobs/*.json                 wall_s, round_s
+metrics.csv, results.csv    the columns wall_s and round_s
 report.html                 times of day, durations, amounts of memory and hashes
 manifest.json, drawn.json   the hashes of the files above
 log.txt, jobs/*.log         everything
@@ -55,11 +55,11 @@ TINY = [
 ]
 Main = Callable[[Sequence[str] | None], int]
 
-TIMES = {"started", "wall_s", "attack_s", "peak_memory", "run_manifest"}
+TIMES = {"started", "wall_s", "round_s", "attack_s", "peak_memory", "run_manifest"}
 CLOCKS = re.compile(
     r"[0-9a-f]{64}|[\d-]+T[\d:]+[+\d:]*|[\d.]+ (?:h|min|s)\b(?: [\d.]+ (?:min|s)\b)?"
     r"|[\d.]+ (?:B|KiB|MiB|GiB)\b"
-    r'|data-value="[\d.]+">[\d.]+</td>(?=\n<td>[\w-]+</td>\n</tr>)'  # took, before the run's name
+    r'|data-value="[\d.]+">[\d.]+</td>(?=\n<td[^>]*>[\w-]+</td>\n</tr>)'  # took
 )
 DIFFER = {"record.json", "metrics.csv", "report.html"}
 
@@ -166,7 +166,7 @@ def _plain(path: Path) -> bytes:
         return json.dumps({k: v for k, v in json.loads(data).items() if k not in TIMES}).encode()
     if path.suffix == ".csv":
         rows = list(csv.DictReader(io.StringIO(data.decode())))
-        return json.dumps([{k: v for k, v in r.items() if k != "wall_s"} for r in rows]).encode()
+        return json.dumps([{k: v for k, v in r.items() if k not in TIMES} for r in rows]).encode()
     if path.suffix == ".html":
         return CLOCKS.sub("", data.decode()).encode()
     return data

@@ -36,7 +36,8 @@ QUICK = "--quick --steps 3 --targets 2 --rows 2 --many 2 --sizes 32 --architectu
 STEPS = (
     Step(
         "tests", "all pass", 1,
-        "-P -m pytest -q -m gpu tests/attacks/test_graphs.py tests/contracts/test_attacks.py",
+        "-P -m pytest -q -m gpu tests/attacks/test_graphs.py tests/contracts/test_attacks.py "
+        "tests/federation/test_captured.py",
     ),
     Step(
         "inversion-cnn4-32px", "64 targets: 20 times the loop", 0.7,
@@ -74,9 +75,9 @@ STEPS = (
         "--clients 2 --samples 12 --batch 4 --repeats 1 --architecture cnn-5",
     ),
     Step(
-        "together", "over 1.2 times one by one", 1,
-        "benchmarks/together.py --architectures cnn4,resnet8,resnet18",
-        "--architectures cnn4 --clients 2 --batch 4 --repeats 1",
+        "captured", "ten times as fast as step by step", 1.5,
+        "benchmarks/captured.py --architectures cnn4,resnet18,het10 --repeats 3",
+        "--architectures cnn4 --clients 2 --steps 2 --repeats 1",
     ),
     Step("decoder", "updates a second, captured", 1, f"{INVERSION} decoder --sizes 32,64", QUICK),
     Step(
@@ -116,7 +117,7 @@ def words_of(step: Step, scratch: Path, device: str, *, small: bool) -> Sequence
     """The command of a step, with what stands in braces filled in and sizes cut in a rehearsal."""
     filled = step.command.format(speed=scratch / "random.npz", runs=scratch / "runs", device=device)
     words = shlex.split(filled)
-    if words[0] in (INVERSION, "benchmarks/rounds.py", "benchmarks/together.py"):
+    if words[0] in (INVERSION, "benchmarks/rounds.py", "benchmarks/captured.py"):
         words += ["--device", device]
     if small and step.small:
         words += shlex.split(step.small)  # of an option given twice the last one counts

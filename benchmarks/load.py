@@ -175,7 +175,7 @@ def jobs(size: int, folder: Path, clock: Clock) -> None:
             {**done, **{key: job.result()[key] for key in ("label", "seed", "training")}},
         )
     clock.part("first job, copied")
-    api.run_benchmark(wanted, runs=place.runs, out=place.folder, device=torch.device("cpu"))
+    api.run_benchmark(wanted, runs=place.runs, out=place.folder, device="cpu")
     clock.part("tables and page")
 
 

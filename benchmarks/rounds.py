@@ -379,7 +379,9 @@ def measure(
             federation.clients,
             federation.server,
             federation.setting,
-            recorder=Recorder(folder / "uploads"),
+            recorder=Recorder(
+                folder / "uploads", behind=loop.ROUNDS_BEHIND if device.type == "cuda" else 0
+            ),
             checkpoints=folder / "checkpoints",
             keep=lambda round, clients, emissions: None,
             report=others,

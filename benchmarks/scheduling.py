@@ -25,6 +25,8 @@ DONE, CUT, FAILED = "done", "cut", "failed"
 KEPT_LINES = 200
 """Lines of a job's log that its result keeps, the last ones."""
 LOOK_S = 0.2
+SLACK_S = 2.0
+"""A job is begun although so much less time is left than it is expected to take."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +209,7 @@ class Scheduler:
                 continue
             waiting.remove(job)
             needed, left = self.expected(job), ends - time.monotonic()
-            if needed > left:
+            if needed > left + SLACK_S:
                 self.say(f"{job.name}: not begun, {needed:.0f} s expected, {max(left, 0):.0f} left")
                 continue
             self._start(job)

@@ -190,7 +190,8 @@ def kit_table(results: Results) -> str:
 
 def taken_on(results: Results) -> str:
     """Machines, versions and commits of a list's results, in one sentence."""
-    found = [one["machine"] for one in results.all().values()]
+    every = list(results.all().values())
+    found = [one["machine"] for one in every]
     if not found:
         return ""
     units = sorted({unit_of(one) for one in found})
@@ -198,8 +199,22 @@ def taken_on(results: Results) -> str:
     versions = sorted({one["torch"] for one in found})
     return (
         f"{len(found)} results on {', '.join(units)}; torch {', '.join(versions)}; "
-        f"commits {', '.join(commits)}."
+        f"commits {', '.join(commits)}.{trained_in(every)}"
     )
+
+
+def trained_in(results: Sequence[Mapping[str, Any]]) -> str:
+    """Seconds of trainings, those that ran alone and those beside others, in one sentence."""
+    alone, beside = [], []
+    for one in results:
+        if "rounds" in one and "seconds_of_training" in one:
+            (beside if one.get("beside") else alone).append(float(one["seconds_of_training"]))
+    parts = [
+        f"{' to '.join(f'{t:.0f}' for t in sorted({min(found), max(found)}))} s {where}"
+        for where, found in (("alone", alone), ("beside other jobs", beside))
+        if found
+    ]
+    return f" A training took {'; '.join(parts)}." if parts else ""
 
 
 TABLES = {

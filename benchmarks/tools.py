@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +23,35 @@ def options(text: str | None) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+
+
+@dataclass(frozen=True)
+class RowsFile:
+    """A CSV file of finished measurements, with which a benchmark goes on after it was stopped.
+
+    Args:
+        fields: its columns. key: those that name a measurement.
+    """
+
+    path: Path
+    fields: Sequence[str]
+    key: Sequence[str]
+
+    def done(self) -> set[tuple[str, ...]]:
+        """Keys of the measurements that it holds."""
+        if not self.path.exists():
+            return set()
+        with self.path.open(newline="") as file:
+            return {tuple(row[name] for name in self.key) for row in csv.DictReader(file)}
+
+    def add(self, rows: Sequence[Mapping[str, object]]) -> None:
+        """Append the rows of a measurement, all at once."""
+        fresh = not self.path.exists() or not self.path.stat().st_size
+        with self.path.open("a", newline="") as file:
+            writer = csv.DictWriter(file, self.fields)
+            if fresh:
+                writer.writeheader()
+            writer.writerows(rows)
 
 
 def wait(device: torch.device) -> None:

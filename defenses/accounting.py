@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from fedre_privacy.core.errors import ConfigError
-from fedre_privacy.core.gdp import gdp_delta, gdp_epsilon
+from fedre_privacy.core.gdp import gdp_delta, gdp_epsilon, gdp_mu
 from fedre_privacy.core.tradeoff import GaussianCurve, PairsCurve, TradeoffCurve
 
 from .base import Release
@@ -34,6 +34,12 @@ OFF, TIGHT = 0.01, 1e-8
 def mu_of(releases: Iterable[Release]) -> float:
     """Return mu of several Gaussian mechanisms, none sampled: the root of the sum of squares."""
     return math.sqrt(sum(r.count / r.noise**2 for r in releases))
+
+
+@lru_cache(maxsize=64)
+def multiplier_of(epsilon: float, delta: float, count: int) -> float:
+    """The noise multiplier of `count` Gaussian mechanisms that spend epsilon at delta together."""
+    return math.sqrt(count) / gdp_mu(epsilon, delta)
 
 
 def epsilon_of(releases: tuple[Release, ...], delta: float, accountant: str = "prv") -> float:
@@ -75,7 +81,7 @@ def curve_of(
     return PairsCurve(tuple((epsilon + pure, delta) for epsilon, delta in pairs))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)
 def sampled_pairs(
     releases: tuple[Release, ...], accountant: str = "prv"
 ) -> tuple[tuple[float, float], ...]:
@@ -109,7 +115,7 @@ def sampled_pairs(
     return tuple(zip(EPSILONS.tolist(), deltas.clip(0, 1).tolist(), strict=True))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def sampled_epsilon(releases: tuple[Release, ...], delta: float, accountant: str = "prv") -> float:
     """Return the bound of an Opacus accountant; valid for Poisson sampling only.
 

@@ -15,6 +15,7 @@ from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Emission, Upload
 
 from .base import Defense, Sending, Trainer
+from .learnt import Changes, Draws, Memory, changes_representations
 
 
 def trainer_of(defenses: Sequence[Defense]) -> Trainer | None:
@@ -50,12 +51,18 @@ class Collecting:
 
 @contextmanager
 def represent_with_defenses(
-    extractor: nn.Module, defenses: Sequence[Defense]
+    extractor: nn.Module, defenses: Sequence[Defense], memory: Memory, draws: Draws
 ) -> Iterator[Collecting]:
-    """Apply `Defense.represent` to whatever an extractor returns within a block."""
+    """Apply learnt changes and then `Defense.represent` to what an extractor returns in a block.
+
+    Args:
+        memory: the client's, with own modules of the defences.
+        draws: streams of the client's secret and round.
+    """
     steps = [step for d in defenses if (step := d.represent()) is not None]
     seen = Collecting()
-    if not steps:
+    changes = Changes.drawing(defenses, memory, draws, "uploads")
+    if not steps and not changes.any:
         yield seen
         return
 
@@ -65,11 +72,12 @@ def represent_with_defenses(
             reps = step(reps)
         return reps
 
-    handle = extractor.register_forward_hook(hook)
-    try:
-        yield seen
-    finally:
-        handle.remove()
+    with changes.on(extractor):
+        handle = extractor.register_forward_hook(hook)
+        try:
+            yield seen
+        finally:
+            handle.remove()
 
 
 def received_parameters(
@@ -95,8 +103,10 @@ def apply_defenses(
     *,
     number: int,
     passes: int | None = None,
-) -> Emission:
+) -> Emission | None:
     """Let every defence act on an emission, in order; the mixture stays the evaluator's.
+
+    None: no row is left that a defence lets through.
 
     Args:
         number: place of the emission among those of this client and round.
@@ -106,14 +116,16 @@ def apply_defenses(
         IncompatibleError: a defence returned another kind, other names or shapes, or values that
             are not finite; or one that bounds representations was passed by.
     """
-    artifact = emission.artifact
+    artifact, mixture = emission.artifact, emission.mixture
     for place, defense in enumerate(defenses):
-        collected = Role.COLLECTED in artifact.roles
-        if defense.represent() is not None and collected and passes == 0:
+        # a defence that names a kind bounds what enters it
+        collected = Role.COLLECTED in artifact.roles or type(artifact) in defense.acts_on
+        acts = defense.represent() is not None or changes_representations(defense)
+        if acts and collected and passes == 0:
             raise IncompatibleError(
-                f"Defence '{defense.name}' bounds representations where an upload is made of them, "
-                f"but protocol '{sending.protocol}' collected those of client {sending.client} "
-                "elsewhere.",
+                f"Defence '{defense.name}' bounds or changes representations where an upload is "
+                f"made of them, but protocol '{sending.protocol}' collected those of client "
+                f"{sending.client} elsewhere.",
                 next_step="Bound what is sent instead (unit=client, or where=upload).",
             )
         if not is_one_of(type(artifact), defense.acts_on):
@@ -127,8 +139,13 @@ def apply_defenses(
             )
         who, purpose = sending.client, f"defense {place} {defense.name}"
         rng = stream(sending.seed, purpose, client=who, round=sending.round, index=number)
+        rows = defense.kept(artifact)
+        if rows is not None:
+            if not len(rows):
+                return None
+            artifact, mixture = artifact.take(rows), mixture and mixture.select(rows)
         artifact = _same_form(defense, artifact, defense.defend(artifact, sending, rng))
-    return Emission(artifact, emission.mixture)
+    return Emission(artifact, mixture)
 
 
 def _same_form(defense: Defense, before: Artifact, after: Artifact) -> Artifact:

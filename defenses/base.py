@@ -6,7 +6,7 @@ same artifact, sending and stream give the same result. Several are applied in t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
@@ -16,11 +16,14 @@ from torch import Tensor, nn
 from fedre_privacy.core.artifact_schema import Role
 from fedre_privacy.core.artifacts import Artifact, is_one_of
 from fedre_privacy.core.channels import Channel
-from fedre_privacy.core.config import plain_plugin
+from fedre_privacy.core.config import build_plugin, plain_plugin
+from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.registry import Registry
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.tradeoff import VACUOUS
 from fedre_privacy.core.types import Mixture, Upload
+
+from .local_pass import ExtractorPass, LocalBatch, ModelShapes
 
 defenses: Registry[Defense] = Registry("defence", "fedre_privacy.defenses")
 
@@ -70,6 +73,8 @@ class FederationFacts:
         rounds, epochs, batch_size: of the training. local_steps: batches of a round, or None.
         buffers: whether BatchNorm's running statistics are sent with the parameters.
         training_only: clients use their data in local training and in what they upload, only.
+        trains: clients train; where not, their extractors are public and depend on no data.
+        inexact: why class statistics are no sums of one part of each sample; empty: they are.
         summing: protocols whose server can do with sums, for a refusal to name.
         model: client number to its model, on any device (also ``meta``).
     """
@@ -85,6 +90,8 @@ class FederationFacts:
     buffers: bool = False
     sums: str = ""
     training_only: bool = False
+    trains: bool = True
+    inexact: str = ""
     summing: tuple[str, ...] = ()
     model: Callable[[int], nn.Module] | None = None
 
@@ -183,13 +190,19 @@ class Trainer(Protocol):
 @defenses.base
 @dataclass(frozen=True, kw_only=True)
 class Defense:
-    """Base of all defences. Authors write `defend`, or `represent`, or `trainer`."""
+    """Base of all defences. Authors write `defend`, or `represent`, or `trainer`, or, of a learnt
+    one, `training_term`, `change`, `change_images` and `own_modules`."""
 
     name: ClassVar[str] = ""
+    when_to_use: ClassVar[str] = ""
+    """When to take it rather than another defence: a clause of at most 100 characters."""
     acts_on: ClassVar[tuple[type[Artifact] | Role, ...]] = ()
     """Kinds of artifacts that `defend` changes, or their roles; it is given no others."""
     adds_noise: ClassVar[bool] = False
     """Whether it claims a guarantee for what `defend` returns."""
+    opponents: ClassVar[tuple[str, ...]] = ()
+    """Names of those own modules that are trained by `opponent_loss` against the client; the others
+    are trained with the client's model, on its loss."""
 
     def check(self, facts: FederationFacts) -> list[str]:
         """Return every reason why this defence cannot be used in a federation."""
@@ -215,6 +228,20 @@ class Defense:
         """What is done to each representation (n, d) before an upload is made of them."""
         return None
 
+    def kept(self, artifact: Artifact) -> Tensor | None:
+        """Rows of an artifact (k,), ascending, that are sent at all; None: all.
+
+        The others are left out before `defend` is asked. Without a row nothing is sent.
+        """
+        return None
+
+    def unrepaired(self) -> Defense:
+        """Itself without what it does to its own noisy values, which costs no privacy.
+
+        Audits test it so.
+        """
+        return self
+
     def defend(self, artifact: Artifact, sending: Sending, rng: torch.Generator) -> Artifact:
         """Return what is sent instead of an artifact: same kind, names and shapes.
 
@@ -227,6 +254,48 @@ class Defense:
     def trainer(self) -> Trainer | None:
         """How the client trains instead of by plain SGD, if it does."""
         return None
+
+    def own_modules(self, shapes: ModelShapes) -> Mapping[str, nn.Module]:
+        """Modules that each client trains for the defence and keeps, from round to round.
+
+        None of them leaves the client, and torch's global generator is seeded. An attacker who
+        holds a client's extractor and knows of the defence holds those too that `change` uses.
+        """
+        return {}
+
+    def training_term(self, batch: LocalBatch) -> Tensor | None:
+        """A scalar that is added to the loss of every batch of local training; None: nothing.
+
+        Its gradient moves the client's model and own modules but `opponents`, which stand still.
+        """
+        return None
+
+    def opponent_loss(self, batch: LocalBatch) -> Tensor:
+        """A scalar that `opponents` are trained on before each of the client's steps.
+
+        Representations in the batch carry no gradient.
+        """
+        raise TypeError(f"{type(self).__name__} has opponents and does not define opponent_loss")
+
+    def opponent_lr(self) -> float:
+        """Step size of Adam for `opponents`; its moments begin anew in every round."""
+        return 1e-3
+
+    def own_lr(self, lr: float) -> float:
+        """Step size of own modules that are trained with the client, given the client's."""
+        return lr
+
+    def change_images(self, images: Tensor, seen: ExtractorPass) -> Tensor:
+        """What an extractor is given in place of images (n, C, H, W), of the same shape."""
+        return images
+
+    def change(self, reps: Tensor, seen: ExtractorPass) -> Tensor:
+        """What each representation (n, d) becomes, in training, uploads and predictions.
+
+        Row i may depend on others only as far as they were in the same pass; `seen.rng` is the
+        only source of randomness.
+        """
+        return reps
 
     def seen(self, uploads: Sequence[Upload], sizes: Sequence[int]) -> tuple[Upload, ...]:
         """What the server sees of a round's uploads, which it aggregates all the same.
@@ -259,6 +328,19 @@ class Defense:
         Without a channel no attack adapts to it, and every attack on such a run says so.
         """
         return None
+
+
+def defenses_of(plain: Sequence[Mapping[str, Any]]) -> tuple[Defense, ...]:
+    """Undo `plain_plugin` for a list of defences.
+
+    Raises:
+        ConfigError: with every problem that the settings have.
+    """
+    problems: list[str] = []
+    made = [build_plugin(defenses, one, at="defense", problems=problems) for one in plain]
+    if problems:
+        raise ConfigError(*problems)
+    return tuple(one for one in made if one is not None)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ class Clip(Defense):
     Reference:  Dwork, Roth, The algorithmic foundations of differential privacy, 2014, 3.5.
     """
 
+    when_to_use = "to bound what one upload or sample can change; the ground of calibrated noise"
     acts_on = BOUNDED
 
     norm: float = knob(1.0, help="largest length S", gt=0)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,8 +14,8 @@ from fedre_privacy.core.artifacts import Artifact, is_one_of
 from fedre_privacy.core.channels import Channel
 from fedre_privacy.core.config import knob, plain_plugin
 from fedre_privacy.core.errors import ConfigError
-from fedre_privacy.core.gdp import gdp_mu
 
+from .accounting import multiplier_of
 from .base import (
     CLIENT,
     RECORD,
@@ -65,6 +64,7 @@ class Gaussian(Defense):
                 repeated: whoever knows the seed knows the noise.
     """
 
+    when_to_use = "a differential privacy guarantee for what is sent, of vectors or updates"
     acts_on = BOUNDED
     adds_noise = True
 
@@ -109,7 +109,7 @@ class Gaussian(Defense):
         """The noise multiplier z: as given, or that which spends epsilon in so many rounds."""
         if self.noise is not None:
             return self.noise
-        return _multiplier(float(self.epsilon or 0), self.delta, max(uses(kinds, rounds), 1))
+        return multiplier_of(float(self.epsilon or 0), self.delta, max(uses(kinds, rounds), 1))
 
     def represent(self) -> Callable[[Tensor], Tensor] | None:
         return partial(clip_rows, norm=float(self.clip or 0)) if self.unit == RECORD else None
@@ -144,8 +144,3 @@ class Gaussian(Defense):
     def channel(self, facts: FederationFacts) -> Channel:
         z = self.multiplier(facts.kinds, facts.rounds)
         return noise_channel(self.unit, float(self.clip or 0), z, normal=True)
-
-
-@lru_cache(maxsize=64)
-def _multiplier(epsilon: float, delta: float, count: int) -> float:
-    return math.sqrt(count) / gdp_mu(epsilon, delta)

@@ -27,6 +27,7 @@ class LabelSmoothing(Defense):
     Reference:  Szegedy et al., Rethinking the inception architecture, CVPR 2016, Section 7.
     """
 
+    when_to_use = "with `decoy` or `quantised`, to hide which classes are absent from a mixture"
     acts_on = (EntangledRep,)
 
     alpha: float = knob(0.1, help="share of the uniform encoding", ge=0, le=1)

@@ -46,6 +46,9 @@ class Laplace(Defense):
     Deviations: as for gaussian.
     """
 
+    when_to_use = (
+        "pure differential privacy (delta 0) of short vectors; long ones need far more noise"
+    )
     acts_on = BOUNDED
     adds_noise = True
 

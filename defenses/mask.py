@@ -30,6 +30,7 @@ class Mask(Defense):
     Reference:  Srivastava et al., Dropout, JMLR 2014 (the mask, here at upload only).
     """
 
+    when_to_use = "dropout or a bottleneck on what is sent; no guarantee"
     acts_on = BOUNDED
 
     keep: float = knob(0.5, help="share of coordinates kept", gt=0, le=1)

@@ -30,6 +30,7 @@ class Prune(Defense):
                 recorded traffic does not shrink.
     """
 
+    when_to_use = "sparse updates, for traffic and as a heuristic against gradient inversion"
     acts_on = TRAINED
 
     keep: float = knob(0.1, help="share of the changes kept", gt=0, le=1)

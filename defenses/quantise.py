@@ -30,6 +30,7 @@ class Quantise(Defense):
     Deviations: numbers stay 32-bit tensors on disk, so the recorded traffic does not shrink.
     """
 
+    when_to_use = "fewer bits a number, for traffic and as a heuristic; no guarantee"
     acts_on = ALL
 
     bits: int = knob(8, help="bits per number", ge=1, le=16)

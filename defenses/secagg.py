@@ -36,6 +36,8 @@ class SecureAggregation(Defense):
     Deviations: sums are of float64 numbers, not of a finite field; nobody drops out.
     """
 
+    when_to_use = "the server shall see sums over clients only; needs several clients a round"
+
     def check(self, facts: FederationFacts) -> list[str]:
         if facts.sums:
             return []

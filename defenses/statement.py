@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -11,11 +12,17 @@ from fedre_privacy.core.tradeoff import LINE_UP
 
 from .accounting import curve_of, epsilon_of
 from .base import CLIENT, RECORD, Defense, FederationFacts, Guarantee, PrivacyCost, Statement
+from .learnt import changes_representations, learns
 
 CLEAR = ("who takes part in which round", "losses and accuracies in the run's own record")
 """What no defence covers."""
 
 Costs = Sequence[tuple[Defense, PrivacyCost]]
+
+
+def _changes_uploads(defense: Defense) -> bool:
+    own = type(defense)
+    return own.defend is not Defense.defend or own.kept is not Defense.kept
 
 
 def check_all(defenses: Sequence[Defense], facts: FederationFacts) -> list[str]:
@@ -32,7 +39,7 @@ def check_all(defenses: Sequence[Defense], facts: FederationFacts) -> list[str]:
         if cost is None or cost.unit != RECORD:
             continue
         place = list(defenses).index(defense)
-        first = [d for d in defenses[:place] if type(d).defend is not Defense.defend]
+        first = [d for d in defenses[:place] if _changes_uploads(d)]
         later = [d for d in defenses[place + 1 :] if d.represent() is not None]
         for others, where, why in (
             (first, "before", "which would change how much one record moves the upload"),
@@ -44,6 +51,19 @@ def check_all(defenses: Sequence[Defense], facts: FederationFacts) -> list[str]:
                     f"Defence '{defense.name}' with unit=record must come {where} {names}, {why}. "
                     "Swap them."
                 )
+    learnt = [d for d in defenses if learns(d)]
+    for one, other in itertools.product(learnt, trainers):
+        problems.append(
+            f"Defence '{one.name}' is learnt in local training, which '{other.name}' replaces: its "
+            "guarantee would not hold. Give one."
+        )
+    for one, other in itertools.product(filter(changes_representations, learnt), noisy):
+        cost = other.cost(facts)
+        if cost is not None and cost.unit == RECORD:
+            problems.append(
+                f"Defence '{one.name}' may let a record change the representations of others, so "
+                f"that the noise of '{other.name}' for one record is not enough. Use unit=client."
+            )
     sums = [d for d in defenses if type(d).seen is not Defense.seen]
     problems += [
         f"Defence '{d.name}' must come last, as it acts on what is sent. Move it to the end."
@@ -83,7 +103,7 @@ def _missing_guarantee(unit: str, costs: Costs, facts: FederationFacts) -> str |
     """Why there is no guarantee for a unit, if there is none."""
     names = " and ".join(d.name for d, _ in costs)
     if unit == RECORD:
-        if not any(d.trainer() is not None for d, _ in costs):
+        if facts.trains and not any(d.trainer() is not None for d, _ in costs):
             return (
                 f"{names}: no guarantee for a record, because the extractor that made the uploads "
                 "was trained on the same records without noise; add dp-sgd"

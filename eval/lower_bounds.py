@@ -7,7 +7,8 @@ about a better attack; `ceiling` says what a perfect one could have proved with 
 Three kinds of trials:
 
 * independent ones, two kinds of errors counted apart: `epsilon_box`;
-* independent ones, right guesses counted, a claim tested: `accuracy_p`, `mu_of_accuracy`;
+* independent ones, right guesses counted, a claim tested: `accuracy_p`, `mu_of_accuracy`; or their
+  scores, where these are normal numbers: `mu_of_scores`;
 * coins inside one training, whose guesses depend on each other: `epsilon_one_run` for
   (epsilon, delta), `refutes_curve` for a claimed curve.
 
@@ -20,12 +21,12 @@ f-DP in one run, 2024, Theorem 3.1.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import scipy  # type: ignore[import-untyped]
-from scipy.special import betaincinv, expit, ndtri  # type: ignore[import-untyped]
+from scipy.special import betaincinv, expit, nctdtrinc, ndtri  # type: ignore[import-untyped]
 
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.tradeoff import TradeoffCurve
@@ -41,7 +42,7 @@ def upper_share(count: int, of: int, alpha: float) -> float:
     return 1.0 if count >= of else float(betaincinv(count + 1, of - count, 1 - alpha))
 
 
-def lower_share(count: int, of: int, alpha: float) -> float:
+def lower_share(count: float, of: int, alpha: float) -> float:
     """Lower end of a one-sided Clopper-Pearson interval of a share, at level 1 - alpha."""
     return 0.0 if count <= 0 else float(betaincinv(count, of - count + 1, alpha))
 
@@ -86,7 +87,7 @@ def epsilon_box(errors: Errors, delta: float, alpha: float = ALPHA) -> float:
     _check(delta, alpha)
     fpr, fnr = errors.rates(alpha)
     above = (1 - delta - fnr) / fpr, (1 - delta - fpr) / fnr
-    return max(0.0, *(math.log(ratio) for ratio in above if ratio > 0))
+    return max([0.0, *(math.log(ratio) for ratio in above if ratio > 0)])
 
 
 def accuracy_p(right: int, trials: int, cap: float) -> float:
@@ -98,9 +99,35 @@ def accuracy_p(right: int, trials: int, cap: float) -> float:
     return float(scipy.stats.binom.sf(right - 1, trials, cap))
 
 
-def mu_of_accuracy(right: int, trials: int, alpha: float = ALPHA) -> float:
-    """Largest mu of a Gaussian curve that right guesses in independent trials refute."""
+def mu_of_accuracy(right: float, trials: int, alpha: float = ALPHA) -> float:
+    """Largest mu of a Gaussian curve that right guesses in independent trials refute.
+
+    Args:
+        right: a whole number, or a mean of such.
+    """
     return max(0.0, 2 * float(ndtri(lower_share(right, trials, alpha))))
+
+
+def mu_of_scores(scores: Sequence[float], alpha: float = ALPHA) -> float:
+    """Largest mu of a Gaussian curve that scores of independent trials refute.
+
+    Args:
+        scores: at least two, positive where the coin is guessed right; normal numbers of one mean
+            and one deviation, which nothing checks.
+    """
+    values = np.asarray(scores, dtype=np.float64)
+    mean, deviation = float(values.mean()), float(values.std(ddof=1))
+    if deviation <= 1e-12 * abs(mean):  # no noise at all: as far as guesses go
+        return mu_of_accuracy(len(values) if mean > 0 else 0, len(values), alpha)
+    return mu_of_effect(mean / deviation, len(values), alpha)
+
+
+def mu_of_effect(effect: float, trials: int, alpha: float = ALPHA) -> float:
+    """The same for scores whose mean is `effect` of their deviations, by the noncentral t law."""
+    if effect <= 0 or trials < 2:
+        return 0.0
+    least = float(nctdtrinc(trials - 1, 1 - alpha, math.sqrt(trials) * effect))
+    return max(0.0, 2 * least / math.sqrt(trials))
 
 
 def one_run_p(slots: int, guessed: int, right: int, epsilon: float, delta: float) -> float:

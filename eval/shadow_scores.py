@@ -249,6 +249,15 @@ def record_risk(scores: Mapping[str, Tensor], coins: Tensor, clients: Tensor) ->
     return sorted(found, key=lambda one: -one.right)
 
 
+def fewest_exposed(worlds: int, records: int, attacks: int) -> int:
+    """Fewest records, told in every world, that `record_risk` names; maybe more than there are.
+
+    Args:
+        worlds, records, attacks: as many as there are, at least 1 each.
+    """
+    return max(1, math.ceil(records * attacks * 0.5**worlds / DISCOVERIES - 1e-9))
+
+
 def _worlds_right(scores: Tensor, coins: Tensor, clients: Tensor) -> Tensor:
     """In how many worlds an attack is right about each slot, (n,)."""
     scores = fill_missing(scores)

@@ -4,9 +4,11 @@ import math
 import shutil
 import subprocess
 import sys
+import webbrowser
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 import torch
@@ -33,6 +35,19 @@ def _clients_in_this_process() -> None:
 def _attacks_in_this_process() -> None:
     """A process for each attack takes two seconds, and there are hundreds; see tests/sandbox."""
     door.strictest = lambda: door.SAME  # type: ignore[assignment]
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Pages that a browser was asked to open, none of which is."""
+    asked: list[Path] = []
+
+    def note(url: str) -> bool:
+        asked.append(Path(unquote(url.removeprefix("file://"))))
+        return True
+
+    monkeypatch.setattr(webbrowser, "open", note)
+    return asked
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.attacks.base import Attack, Context
-from fedre_privacy.attacks.common.frozen_modules import frozen_copy, outputs
+from fedre_privacy.attacks.common.frozen_modules import frozen_copy, outputs, representations_of
 from fedre_privacy.attacks.common.tiling import stage
+from fedre_privacy.attacks.inversion.auxiliary_images import Resolution
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.events import silent
 from fedre_privacy.core.outcomes import Reconstruction
@@ -58,26 +59,32 @@ class CalibratedAttack(Attack):
             return ranked
         assert observation.aux is not None and observation.aux_labels is not None
         rng = stream(context.seed, "victims")
-        made = victims(observation, self.victims, rng, context.device)
+        made = victims(observation, self.victims, rng, context)
         if made is None:
             return ranked
         seed = derive(context.seed, "attack on victims")
-        apart = replace(stage(context, "victims-"), seed=seed, report=silent)
+        passes = context.passes.part(made.rest)
+        apart = replace(stage(context, "victims-"), seed=seed, report=silent, passes=passes)
         tried = self.run(made.observation, apart)
         assert isinstance(tried, Reconstruction)
         rest, labels = made.observation.aux, made.observation.aux_labels
         assert rest is not None and labels is not None
         with single_threaded(context.device):  # sums do not depend on the number of threads
-            known = features(made.observation, tried, rest, labels, made.counts, context.device)
+            known = features(made.observation, tried, rest, labels, made.counts, apart)
             told = known.isfinite().all(1)
             real = told & ~made.strangers
             if int(real.sum()) < LEAST:
                 return ranked
+            small = Resolution.of(observation.image_shape)
             right = identification_rate(
-                tried.images, made.supports, observation.aux, observation.aux_labels, rng
+                small.reduce(tried.images),
+                made.supports,
+                small.reduce(observation.aux),
+                observation.aux_labels,
+                rng,
             )
             counts = counts_of(observation)
-            asked = features(observation, answers, rest, labels, counts, context.device)
+            asked = features(observation, answers, rest, labels, counts, apart)
             sure = fit_logistic(known[told], right[told], made.strangers[told])(asked).float()
         share = f"{100 * float(right[real].mean()):.0f} % of {int(real.sum())}"
         return replace(
@@ -99,7 +106,7 @@ def features(
     aux: Tensor,
     labels: Tensor,
     counts: Tensor,
-    device: torch.device,
+    context: Context,
 ) -> Tensor:
     """Three numbers for each target (N, 3), NaN where there is no answer.
 
@@ -112,7 +119,9 @@ def features(
     Args:
         aux, labels: auxiliary images that no target was made of.
         counts: (N,) images behind each target; NaN where that is not known.
+        context: of an attack with these images: its device, and its passes over them.
     """
+    device = context.device
     rows, owners = observation.target_rows()
     classes = torch.cat([classes_of(a) for u in observation.targets for a in u.artifacts])
     out = torch.full((len(rows), 3), torch.nan, dtype=torch.float64)
@@ -121,7 +130,7 @@ def features(
         extract = frozen_copy(observation.extractors[owner], device)
         sought = rows[where].double()
         own = outputs(extract, answers.images[where].float(), device=device).double()
-        public = outputs(extract, aux.float(), device=device).double()
+        public = representations_of(context.passes, owner, extract, aux, device).double()
         apart = torch.cdist(sought, own).square()
         mine = apart.diagonal().clone()
         rivals = torch.cat(

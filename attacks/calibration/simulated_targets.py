@@ -9,13 +9,14 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from fedre_privacy.attacks.base import Context
 from fedre_privacy.attacks.common.channels import (
     bounded_each,
     rows_resent,
     undo_smoothing,
     upload_behind,
 )
-from fedre_privacy.attacks.common.frozen_modules import frozen_copy, outputs
+from fedre_privacy.attacks.common.frozen_modules import frozen_copy, representations_of
 from fedre_privacy.attacks.inversion.simulated_uploads import (
     MOST_AVERAGED,
     blend_weights,
@@ -44,6 +45,8 @@ LINEUPS = 5
 """Line-ups of each answer."""
 COPIES = 5
 """Copies of each image of the class in a line-up: itself, and moved ones."""
+IN_CACHE = 1 << 15
+"""Values compared at once; more would leave the cache."""
 CONCENTRATION = 0.5
 """Of the Dirichlet distribution of class shares, where no upload counts a class."""
 
@@ -58,12 +61,14 @@ class Victims:
         counts: (N,) how many they are, where uploads tell that of the targets imitated; else NaN.
         strangers: (N,) bool: rows whose numbers were put in random order, so that no image made
             them. An answer to them is wrong, and the attacker has to see that.
+        rest: numbers of the images that no target was made of, among all auxiliary ones.
     """
 
     observation: Observation
     supports: Sequence[Tensor]
     counts: Tensor
     strangers: Tensor
+    rest: Tensor
 
 
 def imitable(observation: Observation) -> bool:
@@ -88,7 +93,7 @@ def _is_recovered_target(observation: Observation, target: Upload) -> bool:
 
 
 def victims(
-    observation: Observation, wanted: int, rng: torch.Generator, device: torch.device
+    observation: Observation, wanted: int, rng: torch.Generator, context: Context
 ) -> Victims | None:
     """Make victims of half of the auxiliary images, each in imitation of a target.
 
@@ -98,6 +103,7 @@ def victims(
     Args:
         observation: one that is `imitable`.
         wanted: number of victims, about; none is imitated twice where that costs a map of its own.
+        context: of the attack on the true targets: its device, and its passes.
 
     Returns:
         None where fewer than `LEAST` can be made.
@@ -125,7 +131,7 @@ def victims(
         known = _image_counts(observation, upload, artifact, imitated)
         classes = classes_of(artifact)[imitated]
         weights = _weights(observation, upload, artifact, classes, known, labels[mine], rng)
-        sent = _simulate_upload(observation, upload, artifact, weights, mine, rng, device)
+        sent = _simulate_upload(observation, upload, artifact, weights, mine, rng, context)
         more = 0 if isinstance(artifact, EntangledRep) else max(1, len(sent) // STRANGERS)
         again = torch.cat([torch.arange(len(sent)), torch.arange(more)])
         sent, weights, known, classes = (t[again] for t in (sent, weights, known, classes))
@@ -145,7 +151,7 @@ def victims(
         aux=observation.aux[rest],
         aux_labels=observation.aux_labels[rest],
     )
-    return Victims(seen, supports, torch.cat(counts), torch.cat(strangers))
+    return Victims(seen, supports, torch.cat(counts), torch.cat(strangers), rest)
 
 
 def identification_rate(
@@ -161,9 +167,10 @@ def identification_rate(
         supports: numbers of the images behind each answer.
     """
     copies = torch.stack(list(islice(views(aux, 2 * COPIES), 0, None, 2))).flatten(2)
+    rows = max(1, IN_CACHE // copies.shape[2])
     out = []
     for answer, support in zip(answers.flatten(1), supports, strict=True):
-        gap = (copies - answer).square().sum(2)
+        gap = torch.cat([(part - answer).square().sum(2) for part in copies.split(rows, 1)], 1)
         outside = torch.ones(len(aux), dtype=torch.bool)
         outside[support] = False
         hits = 0.0
@@ -270,12 +277,13 @@ def _simulate_upload(
     weights: Tensor,
     mine: Tensor,
     rng: torch.Generator,
-    device: torch.device,
+    context: Context,
 ) -> Tensor:
     """What the client would send of means with these weights, (n, d)."""
     assert observation.aux is not None
-    extract = frozen_copy(observation.extractors[upload.client, upload.round], device)
-    reps = outputs(extract, observation.aux[mine].float(), device=device)
+    owner = (upload.client, upload.round)
+    extract = frozen_copy(observation.extractors[owner], context.device)
+    reps = representations_of(context.passes, owner, extract, observation.aux, context.device)[mine]
     rows = artifact.rows()
     assert rows is not None
     behind = upload_behind(observation, upload.client, upload.round, rows)

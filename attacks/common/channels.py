@@ -18,8 +18,10 @@ from fedre_privacy.core.channels import (
     NOTHING,
     Channel,
     ClippingStep,
+    LearntChange,
     Masking,
     Noise,
+    RandomChange,
     RandomRounding,
     Rounding,
     Smoothing,
@@ -90,13 +92,18 @@ def _apply_clipping(found: Sequence[Tensor], norm: float) -> list[Tensor]:
 
 # --- rows: representations, prototypes, mixtures -------------------------------------------------
 
-ROWS_COMPARED: StepsAt = {"each": (ClippingStep,), "rows": (ClippingStep, Masking)}
-"""What `row_as_compared` takes into account."""
+ROWS_COMPARED: StepsAt = {
+    "extractor": (LearntChange,),
+    "each": (ClippingStep,),
+    "rows": (ClippingStep, Masking),
+}
+"""What `row_as_compared` takes into account, and extractors that make learnt changes."""
 ROWS_REPEATED: StepsAt = {
+    "extractor": (LearntChange, RandomChange),
     "each": (ClippingStep,),
     "rows": (ClippingStep, Masking, Noise, RandomRounding),
 }
-"""What `bounded_each` and `rows_resent` take into account."""
+"""What `bounded_each` and `rows_resent` take into account, and `drawn_outputs` of extractors."""
 
 
 def bounded_each(channel: Channel, reps: Tensor) -> Tensor:
@@ -254,7 +261,8 @@ def mask_factor(channel: Channel) -> float | None:
 
 def is_noisy(channel: Channel) -> bool:
     """Whether clients declared noise on rows, so that what is known beforehand weighs in."""
-    return any(isinstance(step, Noise | UnknownNoise) for step in channel.rows)
+    noisy = any(isinstance(step, Noise | UnknownNoise) for step in channel.rows)
+    return noisy or any(step.random for step in channel.extractor)
 
 
 def noise_ratios(channel: Channel) -> tuple[float, ...] | None:

@@ -8,7 +8,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from fedre_privacy.core.rng import stream
+from fedre_privacy.core.types import RandomModule
 from fedre_privacy.models.probe import channels_last
+from fedre_privacy.models.shared_passes import SharedPasses, extractor_name
 
 BATCH = 256
 """Images per pass; a constant, so that results do not depend on memory."""
@@ -28,6 +31,11 @@ def frozen_copy(module: nn.Module, device: torch.device) -> nn.Module:
     return made.eval().requires_grad_(False)
 
 
+def images_per_pass(images: Tensor) -> int:
+    """How many of some images (n, C, H, W) go through a module at once, at most `BATCH`."""
+    return max(1, min(BATCH, PASS // max(1, images[:1].numel())))
+
+
 def outputs(
     module: Callable[[Tensor], Tensor],
     images: Tensor,
@@ -42,8 +50,44 @@ def outputs(
         device: where the module is; what it makes is brought to the CPU. None: module and images
             are on one device, and so is what is returned.
     """
-    parts = images.split(batch or max(1, min(BATCH, PASS // max(1, images[:1].numel()))))
+    parts = images.split(batch or images_per_pass(images))
     with torch.no_grad():
         if device is None:
             return torch.cat([module(part) for part in parts])
         return torch.cat([module(part.to(device)).cpu() for part in parts])
+
+
+def drawn_outputs(
+    module: nn.Module,
+    images: Tensor,
+    generator: torch.Generator,
+    *,
+    device: torch.device | None = None,
+) -> Tensor:
+    """As `outputs`, with fresh draws where clients change representations at random."""
+    if not isinstance(module, RandomModule):
+        return outputs(module, images, device=device)
+    return outputs(lambda part: module.sample(part, generator), images, device=device)
+
+
+def representations_of(
+    passes: SharedPasses,
+    owner: tuple[int, int],
+    extract: nn.Module,
+    aux: Tensor,
+    device: torch.device,
+) -> Tensor:
+    """Representations (n, d), on the CPU, of the auxiliary images (n, C, H, W) of an attack.
+
+    Where clients change them at random they are drawn, the same in every attack.
+
+    Args:
+        passes: of the attack, where those of its extractors are kept.
+        owner: (client, round) of the extractor, a frozen copy on the device.
+    """
+
+    def make() -> list[Tensor]:
+        draws = stream(0, "drawn representations", client=owner[0], round=owner[1])
+        return [drawn_outputs(extract, aux.float().to(device), draws)]
+
+    return passes.of(extractor_name(owner, extract), 1, make)[0].cpu()

@@ -6,7 +6,7 @@ A piece is a mapping of tensors by name. Row i belongs to the piece's target i, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Event
@@ -86,12 +86,15 @@ def in_groups(
     *,
     steps: int,
     cores: int,
+    kin: Callable[[str], Hashable] | None = None,
 ) -> Piece:
     """Attack targets in groups (name to the numbers of targets), one per core at a time.
 
     Args:
         work: the name of a group to what its targets came to; kept under this name.
         steps: of the work, for progress.
+        kin: groups for which it is the same are worked on one after another on one core, so that
+            the later ones find what the first has left; none: every group by itself.
 
     Returns:
         The answers to all targets, by number.
@@ -104,7 +107,16 @@ def in_groups(
         tick = progress(context, stopped, of=steps, first=first, rows=rows, total=total)
         return cached(context, names[place], partial(work, names[place], tick))
 
-    return join(each(group, range(len(groups)), cores, stopped), torch.cat(list(groups.values())))
+    series: dict[Hashable, list[int]] = {}
+    for place, name in enumerate(names):
+        series.setdefault(kin(name) if kin else place, []).append(place)
+
+    def one_after_another(places: list[int]) -> list[Piece]:
+        return [group(place) for place in places]
+
+    made = each(one_after_another, list(series.values()), cores, stopped)
+    order = [names[place] for places in series.values() for place in places]
+    return join([one for some in made for one in some], torch.cat([groups[n] for n in order]))
 
 
 def cached(context: Context, name: str, make: Callable[[], Piece]) -> Piece:

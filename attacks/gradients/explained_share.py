@@ -97,7 +97,7 @@ def layer_explained(
         name = layer_of(victim)
         inputs = inputs_of(victim.model, name, batch).double()
         (weight,) = victim.sent(f"{name}.weight")
-        sent = weight.double()
+        sent = weight.double().flatten(1)
         scale = inputs.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
         _, spread, basis = torch.linalg.svd(inputs / scale, full_matrices=False)
         basis = basis[spread > RANK * spread[0]]
@@ -117,12 +117,17 @@ def _batches(victims: Sequence[Victim], images: Tensor) -> Iterator[tuple[slice,
 
 
 def inputs_of(model: nn.Module, name: str, images: Tensor) -> Tensor:
-    """What a layer of a model in evaluation mode is given for images (n, C, H, W), as rows."""
+    """What a layer of a model in evaluation mode is given for images (n, C, H, W), as rows.
+
+    A convolution of single places has a row for each.
+    """
     seen: list[Tensor] = []
     copied = copy.deepcopy(model).cpu().eval()
     layer = dict(copied.named_modules())[name]
     layer.register_forward_pre_hook(lambda _, given: seen.append(given[0].detach()))
     copied(images)
+    if isinstance(layer, nn.Conv2d):
+        return seen[-1].movedim(1, -1).flatten(0, -2)
     return seen[-1].flatten(1)
 
 

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from fedre_privacy.attacks.common.channels import Sent
 
+from .dropout_masks import place_masks
 from .objectives import Distance, layer_weights
 from .victims import Victim, batch_norms, differentiable_copy, stack_parameters
 
@@ -32,6 +33,8 @@ MIDDLE = 0.5
 """Share of the way from before to after local training at which a match on the path begins."""
 PLACE_RATE = 0.1
 """Step of a place on the path, in [0, 1], for each unit of the step of a pixel."""
+MASK_RATE = 1.0
+"""Step of a mask of dropout, in [0, 1 / (1 - p)], for each unit of the step of a pixel."""
 UPSTREAM_RATE = 2.0
 """Step of an upstream gradient, which begins as N(0, 1), for each unit of the step of a pixel."""
 
@@ -130,6 +133,8 @@ class UpdateMatch:
             those after; where, is learnt beside the images (`place`).
         upstream: in place of labels, what `simulate` is given (n, B, d); sought beside the images,
             with another to start anew from.
+        dropout: shape (S, B, C, H, W) of the passes that a simulation makes; each has masks of
+            dropout of its own, which are sought beside the images. None: dropout is off.
         device, dtype: where and in which precision.
     """
 
@@ -146,6 +151,7 @@ class UpdateMatch:
         sent: Sent | None = None,
         on_path: bool = False,
         upstream: tuple[Tensor, Tensor] | None = None,
+        dropout: tuple[int, ...] | None = None,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -201,6 +207,13 @@ class UpdateMatch:
             first_ones, spare = (one.to(device, dtype) for one in upstream)
             self.upstream = first_ones.clone().requires_grad_()
             self.beside.append(ExtraVariables(self.upstream, spare, UPSTREAM_RATE))
+        self.masks: dict[str, Tensor] = {}
+        placed = {} if dropout is None else place_masks(self.module, dropout[1:])
+        for name, layer in placed.items():
+            passes = () if dropout is None or dropout[0] == 1 else dropout[:1]
+            spare = layer.mask.expand(len(rows), *passes, *layer.mask.shape)
+            self.masks[name] = spare.clone().requires_grad_()
+            self.beside.append(ExtraVariables(self.masks[name], spare, MASK_RATE, 0.0, layer.most))
         self.dims = (
             None if shared_params else 0,
             None if shared_buffers or not self.buffers else 0,
@@ -208,6 +221,7 @@ class UpdateMatch:
             0,
             None if shared_buffers or not self.running else 0,
             None if self.place is None else 0,
+            0 if self.masks else None,
             0,
             0,
         )
@@ -222,6 +236,7 @@ class UpdateMatch:
             self.weights,
             self.running,
             self.place,
+            self.masks,
             images,
             labels,
         )
@@ -257,6 +272,7 @@ class UpdateMatch:
         weights: Tensor,
         running: Named,
         place: Tensor | None,
+        masks: Named,
         images: Tensor,
         labels: Tensor,
     ) -> Tensor:
@@ -264,6 +280,7 @@ class UpdateMatch:
         if place is not None:
             moved = {name: params[name] - place * wanted[name] for name in wanted}
             at = {**params, **moved}
+        buffers = {**buffers, **masks}
         made = self.simulate(self.module, at, buffers, images, labels)
         found, target = [made[name] for name in wanted], list(wanted.values())
         if self.masked:

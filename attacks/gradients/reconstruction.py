@@ -22,6 +22,7 @@ from fedre_privacy.models.probe import module_error, trial, trial_images
 
 from . import label_counts as label_rules
 from .class_means import shares
+from .dropout_masks import dropout_layers
 from .matching import gradient, plain_autograd
 from .victims import (
     Victim,
@@ -244,6 +245,9 @@ def solve(
     running = sum(one.statistics == "eval" and bool(batch_norms(one.model)) for one in victims)
     if running:
         said.append(f"BatchNorm by running statistics ({running} of {len(victims)} uploads)")
+    masked = sum(one.dropout == "masks" and bool(dropout_layers(one.model)) for one in victims)
+    if masked:
+        said.append(f"masks of dropout sought ({masked} of {len(victims)} uploads)")
     if bool(found["failed"].any()):
         said.append(f"{int(found['failed'].sum())} of {restarts * len(victims)} starts diverged")
     return Reconstruction.of(
@@ -289,7 +293,8 @@ def training_of(observation: Observation) -> LocalTrainingFacts:
 def _key(victim: Victim) -> str:
     whole = len(victim.upload) == len(dict(victim.model.named_parameters()))
     parts = "" if whole else str(list(victim.upload))
-    return f"{architecture_key(victim.model)}{victim.statistics}{parts}"
+    masks = "" if victim.dropout == "off" else victim.dropout
+    return f"{architecture_key(victim.model)}{victim.statistics}{parts}{masks}"
 
 
 def _size(victim: Victim) -> int:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedre_privacy.attacks.common.cuda_graphs import GraphCapture, Step, capture_step
 from fedre_privacy.attacks.common.objectives import total_variation
 from fedre_privacy.attacks.common.tiling import Tick
+from fedre_privacy.core.cuda_graphs import GraphCapture, Step, capture_step
 from fedre_privacy.core.optimisers import LBFGS
 
 from .matching import ExtraVariables
@@ -32,7 +32,12 @@ RELATIVE_TV = (6.0, 0.5)
 """Weight of total variation for each unit of mismatch, in the first step and in the last, where
 none is given."""
 
+PRIOR_WEIGHT = 1.0
+"""Of what images are expected to be like, where that is known, beside total variation."""
+
 MatchFn = Callable[[Tensor, Tensor], Tensor]
+PriorFn = Callable[[Tensor], Tensor]
+"""Images (m, C, H, W) to how unlike other images each is (m,)."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,7 @@ def signed_adam(
     steps: int,
     lr: float,
     tv: float | None,
+    prior: PriorFn | None = None,
     consensus: float = 0.0,
     restarts: int = 1,
     tick: Tick = lambda step, value: None,
@@ -82,6 +88,7 @@ def signed_adam(
         start, spare: (n, B, C, H, W).
         labels: (n, B, K).
         steps, lr, tv: budget, step size in pixel values, weight of the total variation or None.
+        prior: what is added to TV, times `PRIOR_WEIGHT`.
         consensus: weight of the pull of a victim's restarts towards their aligned mean; acts
             after the first quarter.
         restarts: consecutive rows that belong to one victim.
@@ -92,7 +99,15 @@ def signed_adam(
     """
     together = consensus > 0 and restarts > 1
     search = Descent(
-        match, start, spare, labels, tv=tv, pulled=together, beside=beside, capturer=capturer
+        match,
+        start,
+        spare,
+        labels,
+        tv=tv,
+        prior=prior,
+        pulled=together,
+        beside=beside,
+        capturer=capturer,
     )
     every = max(1, steps // LOGGED)
     trace, trace_steps = [], []
@@ -134,17 +149,22 @@ def relative_tv(share: float) -> float:
 
 
 def with_smoothness(
-    match: Tensor, images: Tensor, tv: float | None, relative: Tensor | float
+    match: Tensor,
+    images: Tensor,
+    tv: float | None,
+    relative: Tensor | float,
+    prior: PriorFn | None = None,
 ) -> Tensor:
     """Objectives (n,) from matches (n,) of images (n, B, C, H, W); see `signed_adam`.
 
     Args:
         tv: fixed weight of total variation; None: in proportion to the match.
         relative: its weight per unit of mismatch then.
+        prior: see `signed_adam`.
     """
     if tv is None:
-        return match * (relative * _smoothness(images)).exp()
-    return match + tv * _smoothness(images) if tv else match
+        return match * (relative * _smoothness(images, prior)).exp()
+    return match + tv * _smoothness(images, prior) if tv else match
 
 
 class Descent:
@@ -164,12 +184,13 @@ class Descent:
         labels: Tensor,
         *,
         tv: float | None,
+        prior: PriorFn | None = None,
         pulled: bool = False,
         beside: Sequence[ExtraVariables] = (),
         capturer: GraphCapture | None = None,
     ) -> None:
         self.match, self.spare, self.labels = match, spare, labels
-        self.tv, self.pulled, self.capturer = tv, pulled, capturer
+        self.tv, self.prior, self.pulled, self.capturer = tv, prior, pulled, capturer
         self.images = start.clone().requires_grad_()
         images = ExtraVariables(self.images, spare, 1.0, 0.0, 1.0)
         self.sought = [images, *beside]
@@ -199,7 +220,7 @@ class Descent:
     def look(self) -> Tensor:
         """Weigh the images as they are, keep the best, and return the loss ()."""
         value = self.match(self.images, self.labels)
-        value = with_smoothness(value, self.images, self.tv, self.relative)
+        value = with_smoothness(value, self.images, self.tv, self.relative, self.prior)
         loss = value.sum()
         if self.pulled:
             gap = (self.images - self.centre).square().mean(dim=(1, 2, 3, 4))
@@ -248,9 +269,12 @@ def _signed_adam_step(slope: Tensor, first: Tensor, second: Tensor, size: Tensor
     return size * first / (second.sqrt() + 1e-8)
 
 
-def _smoothness(images: Tensor) -> Tensor:
-    count = images.shape[1]
-    return total_variation(images.flatten(0, 1)).reshape(-1, count).mean(1)
+def _smoothness(images: Tensor, prior: PriorFn | None) -> Tensor:
+    flat = images.flatten(0, 1)
+    rough = total_variation(flat)
+    if prior is not None:
+        rough = rough + PRIOR_WEIGHT * prior(flat)
+    return rough.reshape(-1, images.shape[1]).mean(1)
 
 
 def _rows(mask: Tensor, like: Tensor) -> Tensor:

@@ -9,30 +9,36 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedre_privacy.attacks.base import Context
-from fedre_privacy.attacks.common.cuda_graphs import capture_for
+from fedre_privacy.attacks.base import Attack, Context
 from fedre_privacy.attacks.common.tiling import Tick
 from fedre_privacy.attacks.inversion.gradient_descent import COMBINE
+from fedre_privacy.attacks.inversion.image_spectrum import ImageSpectrum
 from fedre_privacy.core.channels import ClippingStep, StepsAt
 from fedre_privacy.core.config import knob
+from fedre_privacy.core.cuda_graphs import capture_for
 from fedre_privacy.core.events import noted_once
 from fedre_privacy.core.outcomes import Reconstruction
-from fedre_privacy.core.types import Observation
+from fedre_privacy.core.types import Knowledge, Observation
 
 from . import label_counts as label_rules
+from .dropout_masks import DROPOUT, dropout_layers
 from .matching import UpdateMatch
 from .objectives import DISTANCES, SCALE_FREE
 from .reconstruction import TileAnswer, one_hot, require_labels, solve
 from .restarts import STARTS, choose, draw
-from .search import relative_tv, signed_adam, with_smoothness
+from .search import PriorFn, relative_tv, signed_adam, with_smoothness
 from .victims import BN_MODES, Victim, batch_norms
 
 TRIED_STEPS = 60
-"""Steps of the search that tells by which statistics BatchNorm normalised."""
+"""Steps of the search that tells in which mode a client was."""
+PRIORS = ("smooth", "public")
+PRIOR_NOISE = 0.1
+"""White noise on the images that are taken to be likely, in pixel values: what public images hardly
+vary in is not forbidden."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SignedSearch:
+class SignedSearch(Attack):
     """Settings of a search by Adam on the sign of the gradient, inside the box [0, 1]."""
 
     steps: int = knob(1000, help="optimiser steps", ge=1)
@@ -55,6 +61,17 @@ class SignedSearch:
         "mean", help="average the restarts that end near the best or keep it", choices=COMBINE
     )
     chunk: int | None = knob(None, help="starts at once on a GPU; none: 64", ge=1)
+    prior: str = knob(
+        "smooth",
+        help="what images are expected to be: smooth (total variation), or public: also as likely "
+        "as auxiliary images are",
+        choices=PRIORS,
+        later=True,
+    )
+
+    @property
+    def required(self) -> frozenset[Knowledge]:
+        return super().required | ({Knowledge.AUX_DATA} if self.prior == "public" else set())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +81,13 @@ class KnownLoss:
     objective: str = knob("cosine", help="distance between gradients or updates", choices=DISTANCES)
     labels: str = knob(
         "joint", help="how labels are read off the upload", choices=label_rules.STRATEGIES
+    )
+    dropout: str = knob(
+        "off",
+        help="dropout of clients that train with it: off, masks sought beside the images, or "
+        "either: the one that explains more in a short search",
+        choices=DROPOUT,
+        later=True,
     )
 
 
@@ -85,6 +109,7 @@ def signed_search(
     *,
     labels: Sequence[Tensor],
     consensus: float = 0.0,
+    dropout: str = "off",
     together: bool = True,
     split: Callable[[Victim], Hashable] = lambda victim: 0,
     note: str = "",
@@ -98,13 +123,14 @@ def signed_search(
         match: from rows (a victim once per restart) to how well candidates explain their uploads.
         labels: of the images of each victim (B,).
         consensus: see `signed_adam`.
+        dropout: one of `DROPOUT`.
         together, split, note: see `solve`.
     """
     shape = (observation.images_per_target, *observation.image_shape)
     device, tries = context.device, range(how.restarts)
     say = noted_once(context.report)
-    if how.bn == "either":
-        victims = by_trial(victims, labels, match, observation, context)
+    prior = expected_images(observation, device) if how.prior == "public" else None
+    victims = by_trial(victims, labels, match, observation, context, bn=how.bn, dropout=dropout)
 
     def search(members: Sequence[Victim], given: Sequence[Tensor | None], tick: Tick) -> TileAnswer:
         start, spare = (
@@ -120,6 +146,7 @@ def signed_search(
             steps=how.steps,
             lr=how.lr,
             tv=how.tv,
+            prior=prior,
             consensus=consensus,
             restarts=how.restarts,
             beside=compared.beside,
@@ -132,7 +159,7 @@ def signed_search(
         def weigh_mean(images: Tensor) -> Tensor:
             images = images.to(device)
             match = compared(images, found.labels)
-            return with_smoothness(match, images, how.tv, relative_tv(1.0))
+            return with_smoothness(match, images, how.tv, relative_tv(1.0), prior)
 
         return choose(found, start, how.restarts, weigh_mean if how.combine == "mean" else None)
 
@@ -151,39 +178,60 @@ def signed_search(
     )
 
 
+def expected_images(observation: Observation, device: torch.device) -> PriorFn:
+    """How unlikely images (m, C, H, W) are among auxiliary ones, by their frequencies (m,)."""
+    if observation.aux is None:
+        raise ValueError("auxiliary images are absent")
+    spectrum = ImageSpectrum(observation.image_shape).to(device)
+    spectrum.fit_linear(observation.aux.float().to(device))
+    return lambda images: spectrum.unlikelihood(images, PRIOR_NOISE)
+
+
 def by_trial(
     victims: Sequence[Victim],
     labels: Sequence[Tensor],
     match: Callable[[Sequence[Victim]], UpdateMatch],
     observation: Observation,
     context: Context,
+    *,
+    bn: str,
+    dropout: str = "off",
 ) -> list[Victim]:
-    """Victims that say by which statistics BatchNorm normalised, where the upload does not tell.
+    """Victims that say in which mode their client was, where it is to be found out.
 
-    They are those with which a short search explains more of the upload.
+    It is the mode in which a short search explains more of the upload.
+
+    Args:
+        bn: one of `BN_MODES`; "either" tries both statistics where the upload does not tell.
+        dropout: one of `DROPOUT`; "either" tries both where a model has layers of it.
     """
     shape, found = (observation.images_per_target, *observation.image_shape), []
     for victim, own in zip(victims, labels, strict=True):
-        fits = {}
-        for statistics in ("batch", "eval"):
-            if victim.unmoved is not None or not batch_norms(victim.model):
-                break
-            one = replace(victim, statistics=statistics)
+        told = bn != "either" or victim.unmoved is not None or not batch_norms(victim.model)
+        still = "off" if not dropout_layers(victim.model) else dropout
+        modes = [
+            replace(victim, statistics=statistics, dropout=drops)
+            for statistics in ((victim.statistics,) if told else ("batch", "eval"))
+            for drops in (("off", "masks") if still == "either" else (still,))
+        ]
+        fits = []
+        for one in modes if len(modes) > 1 else ():
             start, spare = (
                 draw([one], shape, context.seed, "normal", restarts=[0], purpose=purpose)
                 for purpose in ("start", "spare")
             )
             known_labels = one_hot([own], observation.num_classes, 1).to(context.device)
+            compared = match([one])
             tried = signed_adam(
-                match([one]),
+                compared,
                 start.to(context.device),
                 spare.to(context.device),
                 known_labels,
                 steps=TRIED_STEPS,
                 lr=0.1,
                 tv=None,
+                beside=compared.beside if one.dropout == "masks" else (),
             )
-            fits[statistics] = float(tried.fit.nan_to_num(math.inf))
-        best = min(fits, key=fits.__getitem__, default=victim.statistics)
-        found.append(replace(victim, statistics=best))
+            fits.append(float(tried.fit.nan_to_num(math.inf)))
+        found.append(modes[fits.index(min(fits)) if fits else 0])
     return found

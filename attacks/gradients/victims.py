@@ -33,6 +33,7 @@ class Victim:
         unmoved: whether the upload holds the running statistics of BatchNorm and they are those
             of before, so that the client did not normalise by its batches; None: it holds none.
         statistics: by which BatchNorm is taken to have normalised, "eval" or "batch".
+        dropout: how dropout is simulated, "off" or "masks".
     """
 
     client: int
@@ -42,6 +43,7 @@ class Victim:
     local: bool
     unmoved: bool | None = None
     statistics: str = "batch"
+    dropout: str = "off"
 
     def sent(self, *names: str) -> list[Tensor]:
         """What was uploaded of some parameters.

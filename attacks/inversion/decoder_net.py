@@ -16,14 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedre_privacy.attacks.common.cuda_graphs import (
-    GraphCapture,
-    Step,
-    capture_step,
-    set_rate,
-    warm_cosine,
-)
+from fedre_privacy.attacks.common.step_sizes import set_rate, warm_cosine
 from fedre_privacy.core.config import knob
+from fedre_privacy.core.cuda_graphs import GraphCapture, Step, capture_step
 from fedre_privacy.core.optimisers import AdamW
 from fedre_privacy.core.rng import seeded_generators, stream
 

@@ -1,11 +1,11 @@
 """A small diffusion model of images: a denoiser for every size of noise, learnt from few images.
 
-First comes the best linear denoiser, in closed form: the one for Gaussian images whose cosine
-coefficients are independent of each other. A small convolutional network then corrects it. It sees
-patches and not positions, so a few hundred images hold enough of them.
+First comes the best linear denoiser, in closed form (`image_spectrum`). A small convolutional
+network then corrects it. It sees patches and not positions, so a few hundred images hold enough of
+them.
 
 Reference: Karras et al., Elucidating the Design Space of Diffusion-Based Generative Models, NeurIPS
-2022 (training over all sizes of noise, weights and scaling); Wiener filter for the linear part.
+2022 (training over all sizes of noise, weights and scaling).
 """
 
 from __future__ import annotations
@@ -18,21 +18,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedre_privacy.attacks.common.cuda_graphs import set_rate, warm_cosine
+from fedre_privacy.attacks.common.step_sizes import set_rate, warm_cosine
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.eigenvalues import symmetric_eigen
 from fedre_privacy.core.optimisers import Adam
 from fedre_privacy.core.rng import seeded_generators, stream
+
+from .image_spectrum import ImageSpectrum
 
 SPREAD = 0.25
 """Standard deviation of pixels in [0, 1], about."""
 NOISES = (0.03, 1.0)
 """Least and largest noise that the network is trained on, in pixel values."""
-SMOOTHED = 1
-"""Variances are averaged over so many neighbouring frequencies on each side."""
-UNSMOOTHED = 2
-"""So many lowest frequencies of each axis are not: their variances differ too much."""
-LEAST_VARIANCE = 1e-9
 LOOKS = 12
 """Reports of the loss during the training."""
 
@@ -48,22 +44,16 @@ class DenoiserTraining:
     batch: int = knob(32, help="images in each step", ge=1)
 
 
-class Denoiser(nn.Module):
+class Denoiser(ImageSpectrum):
     """Images (n, C, H, W) with Gaussian noise of known size (n,) to what they were, not clamped.
 
     Args:
         shape: (C, H, W) of an image. width, layers: of the network.
     """
 
-    mean: Tensor
-    variances: Tensor
-    axes: Tensor
-    rows: Tensor
-    columns: Tensor
-
     def __init__(self, shape: tuple[int, int, int], width: int, layers: int) -> None:
-        super().__init__()
-        channels, height, across = shape
+        super().__init__(shape)
+        channels = shape[0]
         self.enter = nn.Conv2d(8 * channels + 1, width, 3, padding=1)
         self.middle = nn.ModuleList(
             nn.Conv2d(width, width, 3, padding=1) for _ in range(layers - 2)
@@ -71,26 +61,6 @@ class Denoiser(nn.Module):
         self.leave = nn.Conv2d(width, 4 * channels, 3, padding=1)
         nn.init.zeros_(self.leave.weight)
         nn.init.zeros_(self.leave.bias)  # type: ignore[arg-type]
-        self.register_buffer("mean", torch.full((1, *shape), 0.5))
-        self.register_buffer("variances", torch.ones(shape))
-        self.register_buffer("axes", torch.zeros(channels, channels, height, across))
-        self.register_buffer("rows", cosines(height), persistent=False)
-        self.register_buffer("columns", cosines(across), persistent=False)
-
-    def fit_linear(self, images: Tensor) -> None:
-        """Take mean and variances of images (m, C, H, W), m > 0, into the linear part."""
-        channels, height, width = images.shape[1:]
-        self.mean.copy_(images.mean(0, keepdim=True))
-        waves = self._waves(images - self.mean)
-        both = torch.einsum("nchw,ndhw->cdhw", waves, waves) / len(images)
-        size = 2 * SMOOTHED + 1
-        flat = both.reshape(1, channels * channels, height, width)
-        near = F.avg_pool2d(F.pad(flat, (SMOOTHED,) * 4, mode="replicate"), size, 1)
-        near = near.reshape(both.shape)
-        near[..., :UNSMOOTHED, :UNSMOOTHED] = both[..., :UNSMOOTHED, :UNSMOOTHED]
-        values, vectors = symmetric_eigen(near.permute(2, 3, 0, 1).double())
-        self.variances.copy_(values.clamp(min=LEAST_VARIANCE).permute(2, 0, 1))
-        self.axes.copy_(vectors.permute(2, 3, 0, 1))
 
     def forward(self, noisy: Tensor, noise: Tensor) -> Tensor:
         height, width = noisy.shape[2:]
@@ -104,33 +74,6 @@ class Denoiser(nn.Module):
             x = x + F.relu(layer(x))
         step = F.pixel_shuffle(self.leave(x), 2)[..., :height, :width]
         return linear + size * SPREAD / (size.square() + SPREAD**2).sqrt() * step
-
-    def linear(self, noisy: Tensor, noise: Tensor) -> Tensor:
-        """What the linear part alone makes of images (n, C, H, W)."""
-        kept = self.variances / (self.variances + noise.reshape(-1, 1, 1, 1).square())
-        return self.mean + self._filter(noisy - self.mean, kept)
-
-    def left(self, change: Tensor, noise: Tensor) -> Tensor:
-        """Apply the covariance of images given their noisy versions to changes (n, C, H, W)."""
-        squared = noise.reshape(-1, 1, 1, 1).square()
-        return self._filter(change, self.variances * squared / (self.variances + squared))
-
-    def _filter(self, images: Tensor, factors: Tensor) -> Tensor:
-        turned = torch.einsum("cdhw,nchw->ndhw", self.axes, self._waves(images)) * factors
-        waves = torch.einsum("cdhw,ndhw->nchw", self.axes, turned)
-        return torch.einsum("ih,ncij,jw->nchw", self.rows, waves, self.columns)
-
-    def _waves(self, images: Tensor) -> Tensor:
-        """Cosine coefficients of images."""
-        return torch.einsum("ih,nchw,jw->ncij", self.rows, images, self.columns)
-
-
-def cosines(count: int) -> Tensor:
-    """The orthonormal discrete cosine transform of `count` points as a matrix."""
-    place = torch.arange(count, dtype=torch.float64)
-    made = torch.cos(torch.pi / count * (place + 0.5) * place[:, None]) * math.sqrt(2 / count)
-    made[0] /= math.sqrt(2)
-    return made.float()
 
 
 def blank(shape: tuple[int, int, int], how: DenoiserTraining) -> Denoiser:

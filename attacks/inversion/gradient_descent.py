@@ -16,8 +16,9 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.attacks.common.cuda_graphs import GraphCapture, Step, capture_step, set_rate
 from fedre_privacy.attacks.common.objectives import Objective, total_variation
+from fedre_privacy.attacks.common.step_sizes import set_rate
+from fedre_privacy.core.cuda_graphs import GraphCapture, Step, capture_step
 from fedre_privacy.core.optimisers import Adam
 
 Extract = Callable[[Tensor], Tensor]

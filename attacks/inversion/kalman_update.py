@@ -9,18 +9,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from fedre_privacy.core.eigenvalues import symmetric_eigen
 
-from .denoiser import cosines
+from .image_spectrum import cosines
 
 FINEST = 19.2
 """Highest frequency that candidates are moved in: 0.6 of 32 pixels, where more gave no more."""
 PENALTIES = (1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
 """Penalties tried for each band of frequencies, in mean eigenvalues of the scatter."""
+WIDE = 512
+"""Values of a representation beyond which candidates may be fewer than they."""
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Shares of a linear map tried, to which regressions shrink in place of nothing."""
 NULL = 1e-7
 """Least sum of squares along a direction, in parts of the greatest; single precision ends there."""
 OPEN = 0.01
@@ -57,7 +62,13 @@ def kalman_update(
     return members + waves.images(changes(reps, waves.of(members), wanted, waves.sizes))
 
 
-def leave_one_out(reps: Tensor, waves: Tensor, wanted: Tensor, sizes: Sequence[int]) -> Tensor:
+def leave_one_out(
+    reps: Tensor,
+    waves: Tensor,
+    wanted: Tensor,
+    sizes: Sequence[int],
+    linear: Tensor | None = None,
+) -> Tensor:
     """What should change in each candidate for its representation to become the one wanted.
 
     The map that moves a candidate is the ridge regression fitted without it, which follows from the
@@ -68,6 +79,8 @@ def leave_one_out(reps: Tensor, waves: Tensor, wanted: Tensor, sizes: Sequence[i
         reps: representations (m, d) of the candidates of a target. waves: coefficients (m, k).
         wanted: representation of the target (d,).
         sizes: coefficients of each band, in their order; k in all.
+        linear: a map (d, k) that was fitted to other images. The regression of each band learns
+            what a share of it leaves, chosen with the penalty, and needs fewer candidates.
 
     Returns:
         Changes of the coefficients (m, k).
@@ -76,27 +89,40 @@ def leave_one_out(reps: Tensor, waves: Tensor, wanted: Tensor, sizes: Sequence[i
     count, width = reps.shape
     centre = reps.mean(0)[live]
     reps, waves = reps[:, live] - centre, waves - waves.mean(0)
-    values, axes = principal(reps.T @ reps)
+    values, axes = directions(reps)
     seen = reps @ axes
     missing = (wanted[live] - centre) @ axes - seen
     to_wave = seen.T @ waves
     tried = torch.tensor(PENALTIES).to(waves)
     shrink = 1 / (values + tried[:, None] * (values.sum() / width + TINY))
     left = 1 - (1 + (shrink * values).sum(1)) / count  # share of candidates not used up by the fit
-    reached = to_wave.square() / values[:, None]
-    beyond = (waves.square().sum(0) - reached.sum(0)).clamp(min=0)
-    missed = ((1 - shrink * values).square() @ reached + beyond) / left.square()[:, None]
-    widths = list(sizes)
-    held = torch.stack([part.sum(1) for part in missed.split(widths, 1)], 1)
-    chosen = held.masked_fill(left[:, None] < OPEN, torch.inf).argmin(0).tolist()
+    beyond = waves.square().sum(0) - (to_wave.square() / values[:, None]).sum(0)
+    beyond = beyond.clamp(min=0)
+    rests = [(to_wave, waves)]
+    if linear is not None:
+        read = reps @ linear[live]
+        known = (wanted[live] - centre) @ linear[live] - read
+        to_read = seen.T @ read
+        rests += [(to_wave - part * to_read, waves - part * read) for part in SHARES[1:]]
+
+    def errors(to_rest: Tensor) -> Tensor:
+        reached = to_rest.square() / values[:, None]
+        missed = ((1 - shrink * values).square() @ reached + beyond) / left.square()[:, None]
+        held = torch.stack([part.sum(1) for part in missed.split(list(sizes), 1)], 1)
+        return held.masked_fill(left[:, None] < OPEN, torch.inf)
+
+    chosen = torch.cat([errors(to_rest) for to_rest, _ in rests]).argmin(0).tolist()
+    numbers = [number % len(PENALTIES) for number in chosen]
     leaning = {
-        number: _leave_one_out_terms(seen, missing, shrink[number]) for number in set(chosen)
+        number: _leave_one_out_terms(seen, missing, shrink[number]) for number in set(numbers)
     }
-    bands = zip(chosen, to_wave.split(widths, 1), waves.split(widths, 1), strict=True)
     parts = []
-    for number, to_band, band in bands:
+    for place, number, last, size in zip(chosen, numbers, accumulate(sizes), sizes, strict=True):
+        share, band = place // len(PENALTIES), slice(last - size, last)
         lean, reach = leaning[number]
-        parts.append(torch.addmm(lean * band, reach, to_band, beta=-1))
+        to_rest, rest = rests[share]
+        part = torch.addmm(lean * rest[:, band], reach, to_rest[:, band], beta=-1)
+        parts.append(part + SHARES[share] * known[:, band] if share else part)
     return torch.cat(parts, 1)
 
 
@@ -165,6 +191,21 @@ class _Fold:
         """The candidates (m,) of which `rows` is true."""
         own, seen = reps[rows], waves[rows]
         return cls(rows, own, seen, own.T @ own, own.T @ seen)
+
+
+def directions(reps: Tensor) -> tuple[Tensor, Tensor]:
+    """Directions (d, r) in which centred representations (n, d) differ, and their sums of squares.
+
+    Of wide ones that are fewer than their values, the products of all pairs (n, n) tell the same.
+    """
+    count, width = reps.shape
+    if width <= WIDE or width <= count:
+        return principal(reps.T @ reps)
+    exact = reps.double()
+    values, mixed = symmetric_eigen(exact @ exact.T)
+    kept = values > NULL * values[-1:].clamp(min=TINY)
+    axes = exact.T @ mixed[:, kept] / values[kept].sqrt()
+    return values[kept].to(reps), axes.to(reps)
 
 
 def principal(scatter: Tensor) -> tuple[Tensor, Tensor]:

@@ -38,6 +38,14 @@ class Linear:
         ge=1,
         le=MOST_VIEWS,
     )
+    resolution: int | None = knob(
+        None,
+        help="longer side of what maps write, which is then enlarged to the size of images; none: "
+        "64 where images have more than 128 pixels a side, else theirs",
+        unit="pixels",
+        ge=8,
+        later=True,
+    )
     match_targets: bool = knob(
         True, help="learn prototypes and mixtures from simulated ones too, not from images alone"
     )

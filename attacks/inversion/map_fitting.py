@@ -16,10 +16,12 @@ from fedre_privacy.attacks.common.objectives import l2rel
 from fedre_privacy.attacks.common.tiling import Piece
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Observation
+from fedre_privacy.models.shared_passes import extractor_name
 
-from .linear_map import Linear, LinearMap, Sums, choose_penalty, fit_ridge, predict_ridge, total
+from .auxiliary_images import AuxImages
+from .linear_map import Linear, LinearMap, Sums, fit_ridge, predict_ridge
 from .map_jobs import MapJob
-from .simulated_uploads import folds_of, views
+from .ridge_fit import Latest, RidgeFit, fit_views
 from .training_pairs import FOLDS, AuxPairs, simulate_averages, some_views
 
 AVERAGED_VIEWS = 2
@@ -32,6 +34,7 @@ POOL_VALUES = 24_000_000
 class MapWork:
     """What one extractor has come to: maps, examples, and the answers so far.
 
+    Answers and examples are pictures in the attack's `Resolution`, and `extract` takes such.
     `upload` holds the uploaded rows among which its targets stand, None where nothing was done to
     them.
     """
@@ -51,22 +54,29 @@ def prepare_work(
     observation: Observation,
     context: Context,
     job: MapJob,
-    aux: Tensor,
+    aux: AuxImages,
     linear: Linear,
     *,
     room: int,
     crossed: Literal["maps", "answers", "no"] = "maps",
+    fits: Latest[RidgeFit],
 ) -> MapWork:
     """Fit the maps of one extractor, answer its targets, and keep up to `room` pairs.
 
     Args:
         crossed: answer the pairs too, each by a map that was fitted without it, and keep these
             maps, or the answers alone, which cost less.
+        fits: fits to single images, by extractor, of an attack with these images and settings.
     """
     client, round = job.owner
     extract = frozen_copy(observation.extractors[job.owner], context.device)
     draws = stream(context.seed, f"simulate {job.family}", client=client, round=round)
-    clean = [outputs(extract, moved) for moved in views(aux, linear.views)]
+    name = extractor_name(job.owner, extract)
+    own = stream(context.seed, "drawn representations", client=client, round=round)
+    clean = context.passes.of(
+        name, linear.views, lambda: aux.representations(extract, linear.views, own)
+    )
+    pictures, through = aux.pictures, aux.resolution.through(extract)
     channel = observation.channel
     upload = upload_behind(observation, client, round, job.reps)
     reps = clean
@@ -74,72 +84,55 @@ def prepare_work(
         fresh = stream(context.seed, f"defended {job.family}", client=client, round=round)
         clean = [bounded_each(channel, r) for r in clean]
         reps = [rows_resent(channel, r, upload, fresh) for r in clean]
-    fold = folds_of(len(aux), FOLDS).to(context.device)
-    sums: list[Sums] = []
-    for number, (r, moved) in enumerate(zip(reps, views(aux, linear.views), strict=True)):
-        parts = [(r[fold == one], moved[fold == one].flatten(1)) for one in range(FOLDS)]
-        if number == 0:
-            sums = [Sums.of(*part) for part in parts]
-        else:
-            sums = [known.include(*part) for known, part in zip(sums, parts, strict=True)]
-    held = sums[0]
-    if job.family == "single":
-        pairs = some_views(aux, reps, linear.views, room, draws) if room else None
+        fit = fit_views(reps, pictures, linear.penalty)
     else:
-        pairs = simulate_averages(observation, job, aux, clean[:AVERAGED_VIEWS], draws)
+        fit = fits.of(name, lambda: fit_views(clean, pictures, linear.penalty))
+    if job.family == "single":
+        pairs = some_views(pictures, reps, linear.views, room, draws) if room else None
+    else:
+        pairs = simulate_averages(observation, job, pictures, clean[:AVERAGED_VIEWS], draws)
         if upload is not None:
             pairs = replace(pairs, reps=rows_resent(channel, pairs.reps, upload, fresh))
         means = [
             Sums.of(pairs.reps[pairs.fold == one], pairs.images[pairs.fold == one].flatten(1))
             for one in range(FOLDS)
         ]
-        held = means[0]
-        sums = [single + mean for single, mean in zip(sums, means, strict=True)]
-    penalty = linear.penalty
-    if penalty is None:
-        penalty = choose_penalty(total(sums[1:]), held)
-    everything = total(sums)
-    whole = fit_ridge(everything, penalty)
+        fit = fit.with_means(means)
+    penalty, whole = fit.penalty, fit.whole
     without: list[LinearMap] = []
     picture = None
     if room and pairs is not None:
         pairs = AuxPairs(*(t[:room] for t in (pairs.reps, pairs.images, pairs.fold, pairs.held)))
         if crossed != "no":
             picture = torch.empty_like(pairs.images)
-            for one, part in enumerate(sums):
+            for one, part in enumerate(fit.parts):
                 where = pairs.fold == one
-                others = everything.without(part)
+                others = fit.everything.without(part)
                 if crossed == "maps":
                     without.append(fit_ridge(others, penalty))
                     made = without[-1](pairs.reps[where])
                 else:
                     made = predict_ridge(others, penalty, pairs.reps[where])
-                picture[where] = made.reshape(-1, *aux.shape[1:]).clamp(0, 1)
+                picture[where] = made.reshape(-1, *pictures.shape[1:]).clamp(0, 1)
     targets = job.reps.to(context.device)
-    answer = whole(targets).reshape(-1, *aux.shape[1:]).clamp(0, 1)
-    start = extract(aux.mean(0, keepdim=True)).expand(len(targets), -1)
-    fits = [l2rel(start, targets), l2rel(outputs(extract, answer), targets)]
+    answer = whole(targets).reshape(-1, *pictures.shape[1:]).clamp(0, 1)
+    start = extract(aux.images.mean(0, keepdim=True)).expand(len(targets), -1)
+    matches = [l2rel(start, targets), l2rel(outputs(through, answer), targets)]
     kept = pairs if room else None
-    return MapWork(job, upload, extract, whole, without, kept, picture, answer, fits)
+    return MapWork(job, upload, through, whole, without, kept, picture, answer, matches)
 
 
-def pairs_that_fit(aux: Tensor, jobs: int) -> int:
+def pairs_that_fit(aux: AuxImages, jobs: int) -> int:
     """Pairs of each of so many extractors, so that all together fit into memory."""
-    return max(BATCH, POOL_VALUES // aux[0].numel() // jobs)
+    return max(BATCH, POOL_VALUES // aux.pictures[0].numel() // jobs)
 
 
-def aux_images(observation: Observation, device: torch.device) -> Tensor:
-    """Auxiliary images (n, C, H, W) on a device."""
-    if observation.aux is None:
-        raise ValueError("auxiliary images are absent")
-    return observation.aux.float().to(device)
-
-
-def piece_of(work: MapWork, aux: Tensor) -> Piece:
+def piece_of(work: MapWork, aux: AuxImages) -> Piece:
     """What the targets of one extractor have come to."""
-    prior = aux.mean(0, keepdim=True).expand_as(work.answer)
+    images = aux.resolution.enlarge(work.answer)
+    prior = aux.images.mean(0, keepdim=True).expand_as(images)
     return {
-        "images": work.answer.cpu(),
+        "images": images.cpu(),
         "prior": prior.cpu().contiguous(),
         "fit": work.fits[-1].cpu(),
         "trace": torch.stack(work.fits).cpu(),

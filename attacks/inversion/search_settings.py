@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fedre_privacy.attacks.base import Attack, Context, attacks
 from fedre_privacy.attacks.common.channels import objective_as_sent
-from fedre_privacy.attacks.common.cuda_graphs import capture_for
 from fedre_privacy.attacks.common.frozen_modules import frozen_copy
 from fedre_privacy.attacks.common.gradient_check import check_gradients
 from fedre_privacy.attacks.common.objectives import OBJECTIVES
@@ -20,6 +19,7 @@ from fedre_privacy.attacks.common.tiles import cpu_tile, measured_rows
 from fedre_privacy.attacks.common.tiling import Piece, Tick, in_tiles_of, reconstruction, stage
 from fedre_privacy.core.channels import StepsAt, join_steps
 from fedre_privacy.core.config import knob
+from fedre_privacy.core.cuda_graphs import capture_for
 from fedre_privacy.core.events import noted_once, silent
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.rng import derive

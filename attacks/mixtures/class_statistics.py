@@ -95,7 +95,19 @@ def log_likelihoods(
     length = candidates.shape[1]
     shift = shift.expand_as(candidates)
     own, cross, square = shift.square().sum(1), (shift * candidates).sum(1), candidates.square()
-    size = square.sum(1)
+    return likelihoods_of_products(own, cross, square.sum(1), length, weight, variance)
+
+
+def likelihoods_of_products(
+    own: Tensor, cross: Tensor, size: Tensor, length: int, weight: Tensor, variance: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`log_likelihoods` where the inner products are known.
+
+    Args:
+        own, cross, size: squared length of the shift, its product with the candidate, and squared
+            length of the candidate, (M,) each.
+        length: of a representation.
+    """
     left = torch.maximum(variance - weight.square(), NOISE * variance)
     gap = own - 2 * weight * cross + weight.square() * size
     member = -0.5 * (length * left.log() + gap / left)

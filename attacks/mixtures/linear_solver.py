@@ -41,6 +41,14 @@ class SolvedPrototypes:
         size: Tensor = self.vectors.norm(dim=1)
         return self.error / size.clamp(min=1e-12)
 
+    def placed(self, classes: Tensor, wanted: Tensor) -> SolvedPrototypes:
+        """Rows for all wanted classes (ascending), NaN for one that `classes` lack."""
+        vectors = self.vectors.new_full((len(wanted), self.vectors.shape[1]), torch.nan)
+        error = self.error.new_full((len(wanted),), torch.nan)
+        at = torch.searchsorted(wanted, classes)
+        vectors[at], error[at] = self.vectors, self.error
+        return SolvedPrototypes(vectors, error, self.predicted)
+
 
 def least_squares(weights: Tensor, uploads: Tensor) -> SolvedPrototypes:
     """Solve min ||W P - R||: exact where P is fixed and W has rank n.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -31,7 +31,9 @@ class ShadowSignals:
 
     Shape: sent (T, K, n) under the model that each client uploaded; before (T, n) under the one
     that the slot's client had received; shadows (S, T, K, n) as sent, of the shadow worlds; coins
-    (S, n) bool; clients, labels (n,) int64. All signals float64, NaN where nothing was uploaded.
+    (S, n) bool; clients, labels (n,) int64; scores (A, n) of attacks that need no shadows,
+    shadow_scores (S, A, n) of the shadow worlds. All signals float64, NaN where nothing was
+    uploaded; T is 0 where uploads are no models.
     """
 
     sent: Tensor
@@ -40,6 +42,8 @@ class ShadowSignals:
     coins: Tensor
     clients: Tensor
     labels: Tensor
+    scores: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.float64))
+    shadow_scores: Tensor = field(default_factory=lambda: torch.zeros(0, 0, 0, dtype=torch.float64))
 
     @property
     def own(self) -> Tensor:
@@ -67,8 +71,12 @@ class ShadowAttack(ABC):
     """Base of membership attacks on signals of worlds; its fields are its settings."""
 
     name: ClassVar[str] = ""
+    when_to_use: ClassVar[str] = ""
+    """When to take it rather than another attack on worlds: a clause of at most 100 characters."""
     needs_shadows: ClassVar[int] = 0
     """Shadow worlds that it cannot do without; 0: it looks at none."""
+    combines: ClassVar[bool] = False
+    """Whether it reads the scores of other attacks, so that uploads need not be models."""
     usual: ClassVar[Mapping[int, str]] = {}
     """Its uses unless told which attacks to run: places in the table to the name with settings."""
 

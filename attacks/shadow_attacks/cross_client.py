@@ -26,6 +26,7 @@ class CrossClient(ShadowAttack):
     Deviations: none.
     """
 
+    when_to_use = "no shadow federations can be paid for, and other clients hold like data"
     usual = {30: "cross-client"}
 
     def score(self, view: ShadowSignals) -> Tensor:

@@ -36,6 +36,7 @@ class LiRA(ShadowAttack):
     Deviations: the mean over rounds in place of augmented copies; shrunk shifts.
     """
 
+    when_to_use = "many shadow federations can be trained: a likelihood ratio for each record"
     usual = {50: "lira:variant=online", 60: "lira:variant=offline", 70: "lira"}
     needs_shadows = 4
 

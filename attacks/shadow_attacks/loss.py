@@ -29,6 +29,7 @@ class Loss(ShadowAttack):
     Deviations: a rise of the confidence in place of a fall of the loss.
     """
 
+    when_to_use = "the baseline: no shadow federations, one look at the loss"
     usual = {10: "loss", 20: "loss:of=drop"}
     of: str = knob(VALUE, help="the confidence, or its rise in a round", choices=(VALUE, DROP))
 

@@ -36,6 +36,7 @@ class RMIA(ShadowAttack):
     Deviations: others are slots of other clients; ties are ordered by the ratio.
     """
 
+    when_to_use = "few shadow federations can be trained, and other clients hold like data"
     usual = {40: "rmia"}
     needs_shadows = 2
 

@@ -6,6 +6,8 @@ import argparse
 import html
 import inspect
 import re
+import runpy
+import tempfile
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -13,14 +15,13 @@ from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from part_text import cell, described, settings_of
 
 from fedre_privacy.__main__ import COMMANDS as SCRIPTS
 from fedre_privacy.active_server.base import steerings
 from fedre_privacy.active_server.detectors.base import detectors
-from fedre_privacy.attacks.base import attacks
 from fedre_privacy.attacks.shadow_attacks.base import shadow_attacks
 from fedre_privacy.cli.subcommands import inside
-from fedre_privacy.core.config import knobs
 from fedre_privacy.core.registry import Registry
 from fedre_privacy.data.base import datasets
 from fedre_privacy.defenses.base import defenses
@@ -36,7 +37,6 @@ AT_THE_TOP = ("CHANGELOG.md", "CONTRIBUTING.md")
 """Pages that lie where people look for them first: at the top of the repository."""
 
 PAGES: dict[str, tuple[str, str, Registry]] = {
-    "attacks": ("Attacks", "what `--attack` takes", attacks),
     "protocols": ("Protocols", "what `--protocol` takes", protocols),
     "schemes": ("Entanglement schemes", "what `--scheme` takes", schemes),
     "defences": ("Defences", "what `--defense` takes", defenses),
@@ -55,47 +55,15 @@ COMMANDS = {
 """By command: its first words, and the module in `fedre_privacy.cli` that has their parser."""
 
 
-FACT = re.compile(r"^\s*([A-Z][a-z]+):\s+(?=\S)")
-
-
-def described(docstring: str) -> list[str]:
-    """A part's docstring in Markdown: prose, then its facts (shape, needs, cost, source)."""
-    lines: list[str] = []
-    facts = False
-    for line in html.escape(docstring, quote=False).splitlines():
-        start = FACT.match(line)
-        if start and (facts or not line.startswith(" ")):
-            lines += ["", f"*{start[1]}*", f":   {line[start.end() :]}"]
-            facts = True
-        elif facts and line.startswith(" "):
-            lines.append(f"    {line.strip()}")
-        elif line.strip() in ("Args:", "Raises:"):
-            break
-        else:
-            lines.append(line)
-            facts = facts and bool(line)
-    return lines
-
-
-def settings_of(part: type) -> list[str]:
-    """The settings of a part as a table."""
-    rows = [
-        f"| `{one.name}` | `{one.default}` | {one.help}{f' ({one.bounds})' if one.bounds else ''} |"
-        for one in knobs(part)
-    ]
-    return ["| setting | default | what it does |", "|---|---|---|", *rows] if rows else []
-
-
 def page(title: str, what: str, registry: Registry) -> str:
     """The text of a page: what there is, then an entry a part of its docstring and settings."""
     own = {name: registry.get(name) for name in registry.names()}
     own = {n: part for n, part in own.items() if part.__module__.startswith("fedre_privacy.")}
-    lines = [f"# {title}", "", f"Names are {what}.", "", "| name | what it is |", "|---|---|"]
+    lines = [f"# {title}", "", f"Names are {what}.", ""]
+    lines += ["| name | what it is | when to use it |", "|---|---|---|"]
     for name, part in own.items():
-        first = html.escape((inspect.getdoc(part) or "").split("\n\n")[0], quote=False)
-        lines.append(
-            f"| [{name}](#{name}) | {' '.join(first.split()).replace('|', chr(92) + '|')} |"
-        )
+        first = (inspect.getdoc(part) or "").split("\n\n")[0]
+        lines.append(f"| [{name}](#{name}) | {cell(first)} | {cell(part.when_to_use)} |")
     for name, part in own.items():
         lines += ["", f"## {name}", "", *described(inspect.getdoc(part) or ""), ""]
         lines += [*settings_of(part), ""]
@@ -136,6 +104,19 @@ def command_page(name: str) -> str:
 BESIDE = re.compile(r"\]\(\.\./(notebooks|results)/")
 
 
+GALLERY_ON = ("index.md", "benchmarks.md")
+TO_GALLERY = (
+    "Every attack of every protocol in one page, to search and compare: [gallery](gallery.html)."
+)
+
+
+def gallery_page() -> str:
+    """The page of all results over the published frontier (`results/gallery.py`)."""
+    with tempfile.TemporaryDirectory() as folder:
+        write = runpy.run_path(str(RESULTS / "gallery.py"))["write"]
+        return str(write(Path(folder) / "gallery.html").read_text(encoding="utf-8"))
+
+
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """What lies beside the documentation in the repository lies below it in the site."""
     return BESIDE.sub(r"](\1/", markdown)
@@ -153,9 +134,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, where, content=notebook.read_bytes()))
     for result in sorted(RESULTS.glob("*.md")):
         text = result.read_text(encoding="utf-8").replace("](../docs/", "](../")
+        if result.name in GALLERY_ON:
+            text = text.replace("\n\n", f"\n\n{TO_GALLERY}\n\n", 1)
         files.append(File.generated(config, f"results/{result.name}", content=text))
-    for data in sorted(RESULTS.glob("data/*.csv")):
-        files.append(File.generated(config, f"results/data/{data.name}", content=data.read_bytes()))
+    gallery = "results/gallery.html"
+    files.append(File.generated(config, gallery, content=gallery_page()))
+    for beside in sorted((*RESULTS.glob("data/*.csv"), *RESULTS.glob("figures/*.svg"))):
+        where = f"results/{beside.relative_to(RESULTS).as_posix()}"
+        files.append(File.generated(config, where, content=beside.read_bytes()))
     for name in COMMANDS:
         files.append(File.generated(config, f"reference/{name}.md", content=command_page(name)))
     for name, (title, what, registry) in PAGES.items():

@@ -36,6 +36,8 @@ class Metric:
     """
 
     name: ClassVar[str] = ""
+    when_to_use: ClassVar[str] = ""
+    """When to take it rather than another metric: a clause of at most 100 characters."""
     title: ClassVar[str] = ""
     unit: ClassVar[str] = ""
     higher_leaks: ClassVar[bool] = True

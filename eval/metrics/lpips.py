@@ -42,6 +42,7 @@ class Lpips(Metric):
     Reference: Zhang, Isola, Efros, Shechtman and Wang, CVPR 2018.
     """
 
+    when_to_use = "nearness as people see it; needs a weight file, and colour images say most"
     title: ClassVar[str] = "LPIPS"
     higher_leaks: ClassVar[bool] = False
 

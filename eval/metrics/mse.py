@@ -16,6 +16,7 @@ from .base import Metric, metrics
 class Mse(Metric):
     """Mean over C, H and W of (recovered - original)^2, images in [0, 1]; lower leaks more."""
 
+    when_to_use = "plain pixel error, in the scale of images in [0, 1]"
     title: ClassVar[str] = "MSE"
     higher_leaks: ClassVar[bool] = False
     digits: ClassVar[int] = 4

@@ -17,6 +17,7 @@ from .mse import squared_error
 class Mse255(Metric):
     """255^2 times the MSE of images in [0, 1], as FedRE (CVPR 2026) prints it; lower leaks more."""
 
+    when_to_use = "to compare with FedRE's printed MSE and no other"
     title: ClassVar[str] = "MSE, 0-255"
     higher_leaks: ClassVar[bool] = False
     digits: ClassVar[int] = 0

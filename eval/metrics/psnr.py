@@ -24,6 +24,7 @@ class Psnr(Metric):
     `fedre_privacy.eval.evaluate` reports both.
     """
 
+    when_to_use = "the field's usual score; read it beside its floor, since blur is rewarded"
     title: ClassVar[str] = "PSNR"
     unit: ClassVar[str] = "dB"
     higher_leaks: ClassVar[bool] = True

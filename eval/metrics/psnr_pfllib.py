@@ -33,6 +33,7 @@ class PsnrPfllib(Metric):
     Reference: PFLlib (JMLR 2025), its DLG utility; the range of FedRAL's Table 5.
     """
 
+    when_to_use = "to compare with tables made by PFLlib and no others"
     title: ClassVar[str] = "PSNR (PFLlib)"
     unit: ClassVar[str] = "dB"
     higher_leaks: ClassVar[bool] = True

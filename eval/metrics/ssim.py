@@ -29,6 +29,7 @@ class Ssim(Metric):
     Reference: Wang, Bovik, Sheikh and Simoncelli, IEEE Transactions on Image Processing 2004.
     """
 
+    when_to_use = "structure rather than brightness; images of 11 pixels or more"
     title: ClassVar[str] = "SSIM"
     shown: ClassVar[str] = TABLE
 

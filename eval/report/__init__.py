@@ -1,4 +1,4 @@
-"""Figures: each function returns a matplotlib Figure, `save_figure` writes it as PNG and PDF."""
+"""Figures: each function returns a matplotlib Figure, `save_figure` writes it as files."""
 
 from .curves import training_curves
 from .figures import attack_trace, partition_picture

@@ -1,8 +1,8 @@
-"""Intervals of epsilon: from what an audit has shown to what is promised."""
+"""Epsilon of an audit: what was shown, what is promised, what the audit could have shown."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 
 from matplotlib.figure import Figure
 
@@ -10,36 +10,35 @@ from .style import BLUE, SMALL, VERMILLION, framed_figure, name_rows, tidy
 
 
 def audit_chart(
-    rows: Sequence[tuple[str, float, float | None, float]], *, title: str, caption: str = ""
-) -> Figure:
-    """Draw one row for each claim: shown (filled), promised (open), what could be shown (cross).
+    shown: float, promised: float | None, ceiling: float, *, refuted: bool, trials: int, title: str,
+    caption: str = "",
+) -> Figure:  # fmt: skip
+    """Draw a bar for each number, with its value beside it.
 
-    A claim that is refuted, shown above promised, is red.
+    What is shown is red where it refutes the claim.
 
     Args:
-        rows: name, epsilon shown at least, promised at most (None: nothing is), and the most that
-            the design of the audit could have shown.
+        shown: epsilon shown at least.
+        promised: epsilon at most; None: nothing is promised.
+        ceiling: the most that so many trials could have shown.
+        refuted: whether the audit's verdict is that the claim does not hold.
     """
-    figure = framed_figure(5.4, 0.4 * len(rows) + 0.9, title, caption)
+    bars = [("shown at least", shown, VERMILLION if refuted else BLUE)]
+    if promised is not None:
+        bars.append(("promised at most", promised, "#8c8c8c"))
+    bars.append((f"{trials:,} trials could show", ceiling, "#d0d0d0"))
+    most = max((value for _, value, _ in bars if math.isfinite(value)), default=0.0) or 1.0
+    figure = framed_figure(4.4, 0.3 * len(bars) + 0.6, title, caption)
     axes = figure.subplots()
-    for row, (_, shown, promised, ceiling) in enumerate(reversed(rows)):
-        colour = VERMILLION if promised is not None and shown > promised else BLUE
-        axes.plot((shown, ceiling if promised is None else promised), (row, row), color=colour,
-                  lw=2.2, ls=":" if promised is None else "-", zorder=2)  # fmt: skip
-        axes.plot(shown, row, ">", color=colour, ms=7, zorder=3)
-        if promised is not None:
-            axes.plot(promised, row, "<", color=colour, mfc="white", ms=7, zorder=3)
-        axes.plot(ceiling, row, "x", color="#666666", ms=6, zorder=3)
-        said = "none" if promised is None else f"{promised:.2f}"
-        axes.text(
-            1.02, row, f"[{shown:.2f}, {said}]", fontsize=SMALL, va="center",
-            transform=axes.get_yaxis_transform(),
-        )  # fmt: skip
-    name_rows(axes, [name for name, *_ in rows])
-    axes.set_xscale("symlog", linthresh=0.1)
-    axes.set_xlim(
-        0, 1.3 * max(max(shown, promised or 0, most) for _, shown, promised, most in rows)
-    )
-    axes.set_xlabel("epsilon   > shown at least   < promised at most   x could have been shown")
+    for row, (_, value, colour) in enumerate(reversed(bars)):
+        length = value if math.isfinite(value) else 1.15 * most
+        axes.barh(row, length, height=0.6, color=colour)
+        said = f"{value:.2f}" if math.isfinite(value) else "without limit"
+        axes.annotate(
+            said, (length, row), (4, 0), textcoords="offset points", va="center", fontsize=SMALL
+        )
+    name_rows(axes, [name for name, *_ in bars])
+    axes.set_xlim(0, 1.3 * most)
+    axes.set_xlabel("epsilon")
     tidy(axes)
     return figure

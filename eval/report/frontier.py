@@ -22,6 +22,8 @@ RADIUS = 4.5
 """Of a point, in pt."""
 NAMED = 30
 """Most points whose names have room beside them."""
+FRONT = "front of accuracy and leakage"
+"""Label of the line that joins what no other point beats in both."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Point:
         seeds: number of trainings.
         shared, shared_sd: accuracy on the test set that all clients share, with its sd over seeds;
             None where it was not measured.
+        targets: of the attack, over all seeds; None where there is none.
     """
 
     label: str
@@ -52,6 +55,7 @@ class Point:
     chosen: str = ""
     shared: float | None = None
     shared_sd: float | None = None
+    targets: int | None = None
 
 
 def on_shared(points: Sequence[Point]) -> list[Point]:
@@ -83,6 +87,12 @@ def pareto(points: Sequence[Point]) -> list[Point]:
     return [p for p in known if not beaten(p)]
 
 
+def front(points: Sequence[Point]) -> list[Point]:
+    """Points that no other beats in accuracy and leakage at once, by leakage; see `pareto`."""
+    least = pareto([replace(p, scalars=0.0) for p in points])
+    return sorted(least, key=lambda p: (p.over or 0.0, p.accuracy))
+
+
 def frontier(
     points: Sequence[Point],
     *,
@@ -93,8 +103,9 @@ def frontier(
 ) -> Figure:
     """Draw figure B: two panels that share accuracy, against scalars and against leakage.
 
-    Colour is leakage over the floor; a ring marks the Pareto set of all three; grey points are
-    protocols that no attack on images could read. Of more than `NAMED` points so many have names.
+    Colour is leakage over the floor; a ring marks the Pareto set of all three, a line in the panel
+    of leakage the front of accuracy and leakage; grey points are protocols that no attack on images
+    could read. Of more than `NAMED` points so many have names.
 
     Args:
         measure, unit: of the points' `over`. accuracy: what their `accuracy` is, in words.
@@ -134,7 +145,7 @@ def frontier(
                 x, p.accuracy, yerr=p.accuracy_sd, xerr=across_sd, fmt="none", ecolor="#888888",
                 lw=0.8, zorder=1,
             )  # fmt: skip
-            edge = "black" if p.label in best else "white"
+            edge = "black" if p.label in best else "#999999"
             axes.scatter(
                 x,
                 p.accuracy,
@@ -154,6 +165,12 @@ def frontier(
     shown = f"{measure} over the floor" + (f" ({unit})" if unit else "")
     axes_b.set_xlabel(plain(shown), fontsize=TEXT)
     axes_b.axvline(0, color="#888888", lw=0.8, ls=":")
+    if unbeaten := front(points):
+        axes_b.plot(
+            [*(p.over for p in unbeaten), max(known)],
+            [p.accuracy for p in (*unbeaten, unbeaten[-1])],
+            drawstyle="steps-post", color="#555555", lw=1.0, ls="--", zorder=0, label=FRONT,
+        )  # fmt: skip
     axes_a.set_ylabel(accuracy, fontsize=TEXT)
     bar = figure.colorbar(ScalarMappable(shade, colours), ax=(axes_a, axes_b), aspect=40, pad=0.02)
     bar.ax.tick_params(labelsize=SMALL)

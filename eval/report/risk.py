@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from .scheme import PHOTO
 from .style import SMALL, framed_figure, plain
 
 
@@ -18,8 +19,9 @@ def risk_sheet(images: Tensor, below: Sequence[str], *, title: str, caption: str
     """
     figure = framed_figure(max(3.0, 0.8 * len(images)), 1.5, title, caption)
     axes = figure.subplots(1, len(images), squeeze=False)[0]
-    for place, image, text in zip(axes, images, below, strict=True):
+    for number, (place, image, text) in enumerate(zip(axes, images, below, strict=True)):
         pixels = image.permute(1, 2, 0).clamp(0, 1).numpy()
+        place.set_gid(f"{PHOTO}-{number}")
         place.imshow(
             pixels[..., 0] if pixels.shape[-1] == 1 else pixels, cmap="gray", vmin=0, vmax=1
         )

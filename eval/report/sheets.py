@@ -18,6 +18,7 @@ from fedre_privacy.core.safe_text import visible
 from fedre_privacy.core.units import plural
 
 from ..score import Scores
+from .scheme import PHOTO
 from .style import (
     LONGEST,
     SMALL,
@@ -235,6 +236,7 @@ def _narrow(heading: str) -> str:
 
 def _image(axes: Axes, image: Tensor) -> None:
     """Draw an image (C, H, W), or the word for one that is not finite."""
+    axes.set_gid(f"{PHOTO}-{len(axes.figure.axes)}")
     axes.set_box_aspect(image.shape[1] / image.shape[2])
     axes.xaxis.set_visible(False)
     axes.yaxis.set_visible(False)

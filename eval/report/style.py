@@ -13,8 +13,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from fedre_privacy.core.files import write_frame, write_with
+from fedre_privacy.core.files import write_frame, write_text, write_with
 from fedre_privacy.core.safe_text import visible
+
+from .scheme import scheme_svg
 
 # Okabe and Ito, "Color universal design", 2008.
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
@@ -141,10 +143,12 @@ def name_rows(axes: Axes, names: Sequence[str]) -> None:
 def save_figure(
     figure: Figure, path_stem: Path | str, *, data: pd.DataFrame | None = None, dpi: int = 200
 ) -> list[Path]:
-    """Write a figure as PNG and PDF, and its data as CSV beside them, each file atomically.
+    """Write a figure as PNG, PDF and SVG, and its data as CSV beside them, each file atomically.
+
+    The SVG follows the colour scheme of whoever looks at it; PNG and PDF are for paper.
 
     Args:
-        path_stem: path without ending; ``a/b`` gives ``a/b.png`` and ``a/b.pdf``.
+        path_stem: path without ending; ``a/b`` gives ``a/b.png``, ``a/b.pdf`` and ``a/b.svg``.
         data: what the figure shows, for ``a/b.csv``.
 
     Returns:
@@ -162,6 +166,9 @@ def save_figure(
                 ),
             )
         written.append(path)
+    path = stem.with_name(f"{stem.name}.svg")
+    write_text(path, scheme_svg(figure, dpi))
+    written.append(path)
     if data is not None:
         path = stem.with_name(f"{stem.name}.csv")
         write_frame(path, data)

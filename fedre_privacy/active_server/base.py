@@ -85,6 +85,8 @@ class Steering:
     """Base of all steerings. Authors write `steer`, or `choose`, or both."""
 
     name: ClassVar[str] = ""
+    when_to_use: ClassVar[str] = ""
+    """When to take it rather than another steering: a clause of at most 100 characters."""
     alters: ClassVar[tuple[type[Artifact], ...]] = ()
     """Kinds of broadcast artifacts that `steer` may replace; all others stay as they are."""
     needs: ClassVar[frozenset[Knowledge]] = frozenset()

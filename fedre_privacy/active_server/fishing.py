@@ -39,6 +39,7 @@ class Fishing(Steering):
                 representations of public images, not a coordinate.
     """
 
+    when_to_use = "FedSGD with large batches: one image shall dominate the gradient"
     alters = (ModelState,)
     needs = frozenset({Knowledge.AUX_DATA, Knowledge.ARCHITECTURE})
     apart = True
@@ -61,7 +62,7 @@ class Fishing(Steering):
         self, view: ServerView, round: int, client: int, honest: Message, rng: torch.Generator
     ) -> Message:
         return tuple(
-            ModelState(self._fished_parameters(view, client, artifact.params))
+            type(artifact)(self._fished_parameters(view, client, artifact.params))
             if isinstance(artifact, ModelState)
             else artifact
             for artifact in honest

@@ -29,6 +29,8 @@ class Isolate(Steering):
                 hardened with differential privacy and secure aggregation, EuroS&P 2023 (sybils).
     """
 
+    when_to_use = "few clients a round, or secure aggregation: one victim in every round"
+
     victim: int = knob(0, help="number of the client that is chosen", ge=0)
     helpers: int = knob(0, help="clients that the server controls", ge=0)
 

@@ -27,6 +27,7 @@ class NullHead(Steering):
     Reference:  none known; follows from the shift invariance of the softmax.
     """
 
+    when_to_use = "shared heads: class prototypes read off the first local step"
     alters = (HeadState,)
 
     keep: float = knob(0.0, help="share of the honest head's differences between rows", ge=0, le=1)

@@ -27,6 +27,7 @@ class NullMatrix(Steering):
     Reference:  none known; the null head of a shared matrix.
     """
 
+    when_to_use = "FedRAL: class sums read off the first local step"
     alters = (MatrixBlocks,)
 
     keep: float = knob(0.0, help="share of the honest R + R A that stays", ge=0, le=1)

@@ -24,6 +24,7 @@ class ScaleHead(Steering):
     Reference:  none known.
     """
 
+    when_to_use = "a steering of heads that is easy to see, beside which others are judged"
     alters = (HeadState,)
 
     factor: float = knob(10.0, help="what every parameter is multiplied by")

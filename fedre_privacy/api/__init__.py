@@ -22,6 +22,7 @@ from fedre_privacy.api.workflows import (
     AttackResult,
     BenchmarkResult,
     Run,
+    attack_numbers,
     comparison,
     run_attack,
     run_benchmark,
@@ -93,6 +94,7 @@ __all__ = [
     "Run",
     "attack",
     "attack_module",
+    "attack_numbers",
     "audit",
     "benchmark",
     "comparison",
@@ -209,12 +211,18 @@ def attack(
 
 def _how(options: Mapping[str, Any]) -> dict[str, Any]:
     """Where something runs, what becomes of an earlier one, and who hears of it."""
-    how = {name: options[name] for name in ("resume", "restart", "report")}
+    how = {name: options[name] for name in ("resume", "restart", "report", "log")}
     return {**how, "device": choose_device(options["device"])}
 
 
 @document_options(AuditOptions)
-def audit(run: recorded.Run, *, inside: bool = False, **options: Unpack[AuditOptions]) -> RunAudit:
+def audit(
+    run: recorded.Run,
+    *,
+    inside: bool = False,
+    crowd: bool = False,
+    **options: Unpack[AuditOptions],
+) -> RunAudit:
     """Test the privacy that a run's defences claim, for one client or for one record.
 
     Crafted uploads or records go through the defences; right guesses bound epsilon from below. No
@@ -224,6 +232,8 @@ def audit(run: recorded.Run, *, inside: bool = False, **options: Unpack[AuditOpt
         run: with defences that state a guarantee.
         inside: by the canaries that the run was trained with (coins of game ``pair``), in place of
             crafted uploads; the lower bound then needs no claim, and `trials` is not used.
+        crowd: by trainings with and without one record of a crowd, which shows what sums are
+            divided by; for claims of private training.
         {options}
 
     Raises:
@@ -232,7 +242,7 @@ def audit(run: recorded.Run, *, inside: bool = False, **options: Unpack[AuditOpt
         MissingInputError: the run's training did not finish.
     """
     attacking.require_complete(run)
-    done = audit_run(run, inside=inside, **options)
+    done = audit_run(run, inside=inside, crowd=crowd, **options)
     write_audit_report(done)
     return done
 
@@ -294,6 +304,7 @@ def benchmark(
         protocols=several(protocols),
         schemes=several(schemes),
         defenses=several(options["defenses"]),
+        attackers=several(options["attackers"]),
         steerings=several(options["steerings"]),
         attacks=None if attacks is None else several(attacks),
         vary=options["vary"],
@@ -306,10 +317,13 @@ def benchmark(
         out=None if out is None else Path(out),
         workers=options["jobs"],
         engine=options["engine"],
-        device=choose_device(options["device"]),
+        gpu_share=options["gpu_share"],
+        shard=options["shard"],
+        device=options["device"],
         retry=options["retry"],
         prune=options["prune"],
         report=options["report"],
+        log=options["log"],
     )
 
 

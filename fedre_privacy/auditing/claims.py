@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,10 +12,11 @@ import torch
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.tradeoff import GaussianCurve, TradeoffCurve
-from fedre_privacy.defenses.accounting import curve_of
-from fedre_privacy.defenses.base import CLIENT, Defense, FederationFacts
+from fedre_privacy.defenses.base import CLIENT, RECORD, Defense, FederationFacts
 from fedre_privacy.defenses.statement import state
 from fedre_privacy.eval.lower_bounds import FLAG
+
+from .noise_families import NoiseFamily
 
 LEAST_TRIALS = 50
 TOO_LONG = 5.0
@@ -31,7 +33,7 @@ class PrivacyClaim:
         unit: whose data; ``client``: all of it replaced by any; ``record``: one sample more or
             less.
         epsilon, delta: as the run's record states them, of that client.
-        curve: what is promised at every rate of wrong alarms.
+        family: the mechanisms, whose curve is promised at every rate of wrong alarms.
         client: who spends most.
         rounds: in which it sends.
     """
@@ -39,9 +41,14 @@ class PrivacyClaim:
     unit: str
     epsilon: float
     delta: float
-    curve: TradeoffCurve
+    family: NoiseFamily
     client: int
     rounds: tuple[int, ...]
+
+    @cached_property
+    def curve(self) -> TradeoffCurve:
+        """What is promised at every rate of wrong alarms."""
+        return self.family.curve()
 
     @property
     def mu(self) -> float | None:
@@ -70,6 +77,21 @@ class PrivacyClaim:
 
 
 @dataclass(frozen=True)
+class LowerBound:
+    """A lower bound on epsilon that stands beside another one.
+
+    Args:
+        epsilon: the bound. how: by which method, under which assumption.
+        ceiling: what a perfect attack would have shown; of scores, which have no end: what they
+            show where the claim holds with nothing to spare.
+    """
+
+    epsilon: float
+    how: str
+    ceiling: float
+
+
+@dataclass(frozen=True)
 class Audit:
     """What trials show of a claim: the interval from what was shown to what is promised.
 
@@ -86,6 +108,7 @@ class Audit:
         promised: epsilon of the claim, for the game's neighbours; None without a claim.
         ceiling: what a perfect attack would have shown with as many trials.
         repeated: draws of noise that occur again in another round or for another client.
+        beside: other lower bounds, which assume less, or other things.
     """
 
     level: str
@@ -102,6 +125,7 @@ class Audit:
     ceiling: float
     alpha: float
     repeated: int = 0
+    beside: tuple[LowerBound, ...] = ()
 
     @property
     def cap(self) -> float | None:
@@ -156,20 +180,25 @@ def claim_of(
     if found is None:
         why = "; ".join(statement.lines()) or "the run has no defence"
         what = "" if unit is None else f" for one {unit}"
+        ways = {
+            CLIENT: "--defense gaussian:clip=1,epsilon=8 (for a client)",
+            RECORD: "--protocol fedavg --defense dp-sgd:clip=1,epsilon=8 (for a record)",
+        }
+        wanted = " or ".join(way for of, way in ways.items() if unit in (None, of))
         raise IncompatibleError(
             f"There is no claim{what} to audit: {why}.",
-            next_step="Train with one, for example --defense gaussian:clip=1,epsilon=8 (for a "
-            "client) or --protocol fedavg --defense dp-sgd:clip=1,epsilon=8 (for a record).",
+            next_step=f"Train with one, for example {wanted}.",
         )
     client = max(range(facts.clients), key=lambda k: found.by_client[k])
     costs = [c for d in defenses if (c := d.cost(facts)) is not None and c.unit == found.unit]
     accountant = next((c.accountant for c in costs if not c.replaces), "prv")
-    curve = curve_of(
+    family = NoiseFamily(
         tuple(r for cost in costs for r in cost.releases[client]),
         sum(cost.pure[client] for cost in costs),
         accountant,
     )
-    return PrivacyClaim(found.unit, found.epsilon, found.delta, curve, client, tuple(sends[client]))
+    sent = tuple(sends[client])
+    return PrivacyClaim(found.unit, found.epsilon, found.delta, family, client, sent)
 
 
 def covered_by(defenses: Sequence[Defense], facts: FederationFacts) -> set[type]:

@@ -15,7 +15,7 @@ Membership inference attacks from first principles, S&P 2022 (the scaled logit).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from torch import Tensor
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.tradeoff import TradeoffCurve
 from fedre_privacy.defenses.base import RECORD
-from fedre_privacy.eval.lower_bounds import ALPHA, epsilon_one_run, refutes_curve
+from fedre_privacy.eval.lower_bounds import ALPHA, refutes_curve
 from fedre_privacy.runs.membership_game import (
     COIN,
     NULL,
@@ -40,7 +40,7 @@ from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import TrainSettings
 
 from .claims import LEAST_TRIALS, Audit, PrivacyClaim, check_audit
-from .step_audit import guesses
+from .step_audit import any_mechanism_bound, guesses, one_run_bound
 
 GAME = {
     PAIR: "one of two samples of a client and label trains, by the toss of a coin (a record "
@@ -50,31 +50,6 @@ GAME = {
 }
 DELTA = 1e-5
 """At which a lower bound is stated where no claim says another."""
-
-
-@dataclass(frozen=True)
-class Twice:
-    """The curve for replacing a record, of one for adding or removing it: one after the other.
-
-    Reference: Dong, Roth, Su, Gaussian differential privacy, Theorem 2.14.
-    """
-
-    curve: TradeoffCurve
-
-    @property
-    def cap(self) -> float:
-        """Not above that of a coin told for certain; to 1e-3 from above."""
-        rates = np.linspace(1e-6, 1, 1001)
-        best = max(self.most(float(rate)) - float(rate) for rate in rates)
-        return min(1.0, 0.5 + best / 2 + 1e-3)
-
-    def most(self, kappa: float) -> float:
-        """What two steps of the curve allow."""
-        return self.curve.most(min(1.0, max(self.curve.most(kappa), 1e-300)))
-
-    def least(self, success: float) -> float:
-        """What two steps of the curve need."""
-        return self.curve.least(self.curve.least(success))
 
 
 def coins_of(settings: TrainSettings) -> MembershipGame:
@@ -124,9 +99,13 @@ def audit_inside(run: Run, claim: PrivacyClaim | None, *, alpha: float = ALPHA) 
     right = int(hits[surest].sum())
     delta = DELTA if claim is None or not claim.delta else claim.delta
     replaced = coins.game == PAIR
-    curve = None
+    any_mechanism = any_mechanism_bound(len(slots), guessed, right, delta, alpha)
+    family = None
     if claim is not None:
-        curve = Twice(claim.curve) if claim.unit == RECORD and replaced else claim.curve
+        family = dataclasses.replace(claim.family, twice=claim.unit == RECORD and replaced)
+    bound = any_mechanism
+    if family is not None:
+        bound = one_run_bound(family, len(slots), guessed, right, delta, alpha)
     return Audit(
         level="run",
         game=f"{len(slots)} {coins.canary} canaries in one federation: {GAME[coins.game]}",
@@ -136,20 +115,14 @@ def audit_inside(run: Run, claim: PrivacyClaim | None, *, alpha: float = ALPHA) 
         delta=delta,
         trials=guessed,
         right=right,
-        p=1.0 if curve is None else _p(len(slots), guessed, right, curve),
-        shown=epsilon_one_run(len(slots), guessed, right, delta, alpha),
-        how=f"one run; the {guessed} surest of {len(slots)}",
-        promised=None if curve is None else epsilon_of_curve(curve, delta),
-        ceiling=epsilon_one_run(len(slots), guessed, guessed, delta, alpha),
+        p=1.0 if family is None else _p(len(slots), guessed, right, family.curve()),
+        shown=bound.epsilon,
+        how=bound.how,
+        promised=None if family is None else family.epsilon(delta),
+        ceiling=bound.ceiling,
         alpha=alpha,
+        beside=() if family is None else (any_mechanism,),
     )
-
-
-def epsilon_of_curve(curve: TradeoffCurve, delta: float) -> float:
-    """Epsilon at delta that a curve implies: largest log((TPR - delta) / FPR), on a fine grid."""
-    rates = np.logspace(-12, -1e-6, 4000)
-    above = [(curve.most(float(rate)) - delta) / rate for rate in rates]
-    return max(0.0, float(np.log(max(*above, 1.0))))
 
 
 def _p(slots: int, guessed: int, right: int, curve: TradeoffCurve) -> float:

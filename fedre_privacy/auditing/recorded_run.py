@@ -35,8 +35,11 @@ from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import TrainSettings
 
 from .claims import REFUTED, TOO_LONG, Audit, PrivacyClaim, balanced_signs, check_audit, claim_of
+from .crowd import audit_crowd, private_training
 from .local_steps import audit_inside, coins_of
 from .mechanism import audit_mechanism
+from .noise_on_sums import MOST_PAIRS, noise_on_sums, pairs_of_coordinates, ratios_of_sums
+from .one_training import one_training
 from .step_audit import audit_steps
 
 
@@ -67,12 +70,19 @@ class RunAudit:
     found: Audit
 
     def lines(self) -> dict[str, str]:
-        """Claim, game and attacker in words."""
-        return {
+        """Claim, game and attacker in words, and bounds that assume less."""
+        beside = {"Beside": "; ".join(f">= {b.epsilon:.2f} ({b.how})" for b in self.found.beside)}
+        lines = {
             "Claim": self.plan.says(),
             "Game": self.found.game,
             "Attacker": self.found.attacker,
+            **(beside if self.found.beside else {}),
         }
+        claim = self.found.claim
+        if claim is not None and claim.unit == CLIENT:
+            few = one_training(claim, self.plan.facts.clients, self.found.alpha)
+            lines["One training"] = few.says()
+        return lines
 
     def table(self) -> list[dict[str, str]]:
         """One row: right guesses beside what the claim allows, and the interval of epsilon."""
@@ -104,6 +114,13 @@ class RunAudit:
         most = f"{found.trials} trials could have shown {found.ceiling:.2f} at most"
         if found.promised is None:
             return f"{found.verdict}: at least {found.shown:.2f} ({found.how}). {most}"
+        if found.shown > found.promised:
+            return (
+                f"{found.verdict}: {found.shown:.2f} is shown ({found.how}), above the "
+                f"{found.promised:.2f} that are promised. Audits of correct mechanisms come to "
+                f"that in up to {found.alpha:.0%}, and the guesses do not refute it "
+                f"(p = {found.p:.1g}). {most}"
+            )
         weak = found.promised > found.ceiling
         return (
             f"{found.verdict}: between {found.shown:.2f}, shown ({found.how}), and "
@@ -121,19 +138,25 @@ class RunAudit:
             **self.lines(),
             **kept,
             "claim": None if claim is None else claim.record(),
+            "beside": [dataclasses.asdict(bound) for bound in found.beside],
             "verdict": found.verdict,
             "because": self.verdict(),
         }
 
 
 def plan_audit(
-    settings: TrainSettings, unit: str | None = None, *, inside: bool = False
+    settings: TrainSettings,
+    unit: str | None = None,
+    *,
+    inside: bool = False,
+    crowd: bool = False,
 ) -> AuditPlan:
     """Work out the claim that a federation's defences make, without training it.
 
     Args:
         unit: ``client`` or ``record``; None: for a client where there is one, else for a record.
         inside: for canaries inside the federation, which test a record's claim, or none.
+        crowd: for one record of a crowd, which tests a record's claim.
 
     Raises:
         FedreError: what training would refuse.
@@ -146,6 +169,11 @@ def plan_audit(
                 "Canaries inside a federation are records; they cannot test a claim for a client.",
                 next_step="Leave --level run out.",
             )
+    if crowd and unit == CLIENT:
+        raise IncompatibleError(
+            "A record in a crowd cannot test a claim for a client.",
+            next_step="Leave --level crowd out.",
+        )
     prepared = prepare(settings, torch.device("cpu"))
     facts = facts_of(settings, prepared.setting)
     chosen = possible_participants(settings)
@@ -154,7 +182,9 @@ def plan_audit(
     if inside and not claimed and unit is None:
         claim = None
     else:
-        claim = claim_of(prepared.defense, facts, sends, RECORD if inside else unit)
+        claim = claim_of(prepared.defense, facts, sends, RECORD if inside or crowd else unit)
+    if crowd and claim is not None:
+        private_training(prepared.defense, facts, claim)
     return AuditPlan(settings.protocol, prepared.setting, prepared.defense, facts, claim)
 
 
@@ -162,6 +192,7 @@ def audit_claim(
     plan: AuditPlan,
     sent: Sequence[Artifact],
     *,
+    crowd: bool = False,
     trials: int = 1000,
     alpha: float = ALPHA,
     seed: int = 0,
@@ -172,9 +203,12 @@ def audit_claim(
         plan: with a claim.
         sent: the artifacts that a client sends in a round, whose form is taken; of no use where the
             claim is for a record.
+        crowd: by one record of a crowd, absent or not, in place of records apart from each other.
     """
     claim = plan.claim
     assert claim is not None
+    if crowd:
+        return audit_crowd(plan.defenses, plan.facts, claim, trials=trials, alpha=alpha, seed=seed)
     if claim.unit == CLIENT:
         return audit_mechanism(
             plan.defenses, plan.facts, claim, sent, trials=trials, alpha=alpha, seed=seed
@@ -194,6 +228,7 @@ def audit_run(
     *,
     unit: str | None = None,
     inside: bool = False,
+    crowd: bool = False,
     trials: int = 1000,
     alpha: float = ALPHA,
     seed: int = 0,
@@ -204,7 +239,9 @@ def audit_run(
         run: complete, of any protocol.
         unit: ``client`` or ``record``; None: for a client where there is one, else for a record.
         inside: by the canaries that the run was trained with, in place of crafted uploads.
-        trials: canary clients, or canary records; those inside a run are counted there.
+        crowd: by one record of a crowd, which is absent from trainings of its own or not.
+        trials: canary clients, canary records, or trainings with a crowd; those inside a run are
+            counted there.
         alpha: chance that the lower bound is above the truth.
 
     Raises:
@@ -212,28 +249,25 @@ def audit_run(
         IncompatibleError: there is no such claim, or the run has no coins for canaries.
     """
     check_audit(trials, alpha)
-    plan = plan_audit(run.settings, unit, inside=inside)
+    plan = plan_audit(run.settings, unit, inside=inside, crowd=crowd)
     claim = plan.claim
     if inside or claim is None:
         found = audit_inside(run, claim, alpha=alpha)
     else:
         sent = _sent_artifacts(run, claim.client, claim.rounds[-1]) if claim.unit == CLIENT else ()
-        found = audit_claim(plan, sent, trials=trials, alpha=alpha, seed=seed)
+        found = audit_claim(plan, sent, crowd=crowd, trials=trials, alpha=alpha, seed=seed)
     named = hashlib.sha256(json.dumps([trials, alpha, seed]).encode()).hexdigest()[:6]
     audit = RunAudit(run.folder / "audits" / f"{found.level}-{named}", run, plan, found)
     audit.folder.mkdir(parents=True, exist_ok=True)
     save_figure(
         audit_chart(
-            [
-                (
-                    f"{claim.unit if claim else RECORD}, {found.level}",
-                    found.shown,
-                    found.promised,
-                    found.ceiling,
-                )
-            ],
+            found.shown,
+            found.promised,
+            found.ceiling,
+            refuted=found.verdict == REFUTED,
+            trials=found.trials,
             title=f"What an audit shows of {run.name}",
-            caption=f"{audit.lines()['Game']}. Lower bound at {1 - alpha:.0%}.",
+            caption=f"{audit.lines()['Game']}. Lower bound at {1 - alpha:.0%}, by {found.how}.",
         ),
         audit.folder / "epsilon",
     )
@@ -300,7 +334,8 @@ def upload_ratios(
 
     Copies of the client's samples go through the protocol's own upload and the real defences, in
     every round: each sample is a canary whose representation has a coordinate of its own, five
-    times as long as the bound, where it is there with one sign and, replaced, with the other. Signs
+    times as long as the bound, where it is there with one sign and, replaced, with the other; for
+    noise on sums see `pairs_of_coordinates`. Signs
     change from round to round, half of them each way, so that noise which is the same in every
     round cancels.
 
@@ -312,12 +347,17 @@ def upload_ratios(
     Returns:
         (copies, n) float64, 0 where a sample entered nothing that is sent.
     """
+    defenses = [d.unrepaired() for d in defenses]
     noisy = next(d for d in defenses if d.adds_noise and _covers(d, facts))
     channel = noisy.channel(facts) or NOTHING
+    summed = noise_on_sums(channel)
     bound = next((s.norm for s in channel.each if isinstance(s, ClippingStep)), 1.0)
     counts = facts.class_counts[claim.client]
     labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     width = min(len(labels), MOST_COORDINATES)
+    if summed is not None:
+        width = min(2 * len(labels), MOST_PAIRS)
+    drawn = _canaries if summed is None else pairs_of_coordinates
     found = torch.zeros(coins.shape, dtype=torch.float64)
     for copy, there in enumerate(coins):
         own = derive(seed, "audit uploads", index=copy)
@@ -329,14 +369,18 @@ def upload_ratios(
         )
         client = Client(claim.client, model, Samples(numbered_images(len(labels)), labels), _NOBODY)
         protocol.start_client(client, copied)
-        table.rows = _canaries(there, width, TOO_LONG * bound)
+        table.rows = drawn(there, width, TOO_LONG * bound)
         first_upload(protocol, client, copied, defenses)
         signs = balanced_signs(len(claim.rounds), own)
         for sign, round in zip(signs, claim.rounds, strict=True):
-            table.rows = sign * _canaries(there, width, TOO_LONG * bound)
+            table.rows = sign * drawn(there, width, TOO_LONG * bound)
             task = Task(copied, round, client.id)
             for emission in client_upload(protocol, client, (), task, defenses):
-                if type(emission.artifact) in _covers(noisy, facts):
+                if type(emission.artifact) not in _covers(noisy, facts):
+                    continue
+                if summed is not None:
+                    found[copy] += ratios_of_sums(emission, summed, labels, bound, sign, width)
+                else:
                     found[copy] += sign * _ratios(emission, noisy, facts, claim, bound, width)
     return found
 

@@ -29,7 +29,8 @@ from fedre_privacy.experiments.suite import first_stages, hides_its_head
 from fedre_privacy.protocols.base import protocols as protocol_registry
 from fedre_privacy.runs.folder import COMPLETE
 
-from .jobs import REFUSED, Place
+from .false_security import DefenceCost, defence_columns, defence_costs, defence_table
+from .jobs import REFUSED, WHOLE, Place, Shard
 from .panels import (
     FEWEST,
     ITSELF,
@@ -88,6 +89,30 @@ class BenchmarkResult:
     def table(self) -> list[dict[str, str]]:
         """One row per variant, see `table_of`."""
         return table_of(self.summary, self.rows)
+
+    def defences(self) -> list[dict[str, str]]:
+        """One row per variant under naive and adaptive attackers, see `false_security`."""
+        return defence_table(self._defence_costs())
+
+    def _defence_costs(self) -> list[DefenceCost]:
+        return defence_costs(self.summary, self.rows)
+
+    def defences_figure(self) -> Figure:
+        """Variants in rows; accuracy, leakage under both attackers and costs in columns.
+
+        Raises:
+            ConfigError: no naive attack was run.
+        """
+        costs = self._defence_costs()
+        return comparison(
+            [one.adaptive.label for one in costs],
+            defence_columns(costs),
+            title="What defences seem to stop, stop and cost",
+            caption="Naive attackers do not know the defence, adaptive ones do; false security is "
+            "the difference. PSNR over the floor (red; of found: a guess) on targets made of one "
+            f"image where there are at least {FEWEST} over all seeds, else on all; bars: sd over "
+            "seeds. Found: by adaptive attackers. Seconds: of the fastest round of all seeds.",
+        )
 
     def comparison(self) -> Figure:
         """Variants in rows; accuracy, traffic and every kind of leakage in columns."""
@@ -206,7 +231,7 @@ class BenchmarkResult:
             read=asked["rounds_limit"].astype(float).fillna(np.inf).clip(upper=asked["round"])
         )
         x, fixed = ("round", "rounds_limit") if across == "attacked" else ("read", "round")
-        keys = ["label", "attack", "target", "threat", fixed]
+        keys = ["label", "attack", "target", "threat", "attacker", fixed]
         several = asked["label"].nunique() > 1
         out: list[dict[str, object]] = []
         for _, part in asked.groupby(keys, dropna=False, sort=False):
@@ -293,7 +318,8 @@ class BenchmarkResult:
         runs = self.rows.drop_duplicates(["label", "seed"])
         each = plural(most, "seed") if least == most else f"{least} to {most} seeds"
         return (
-            f"{plural(len(runs), 'training')}, {each} each; error bars: sd over seeds. Leakage: "
+            f"{plural(len(runs), 'training')}, {each} each; error bars: sd over seeds. Dashed: "
+            "what no other variant beats in accuracy and leakage, the floor as the least. Leakage: "
             f"{measure} over the floor of the strongest attack in the suite, over all its targets "
             f"or those made of one image, whichever leak more (n at least {FEWEST}), chosen for "
             f"each seed on {OTHERS if most > 1 else ITSELF}. Grey: no "
@@ -327,6 +353,8 @@ def benchmark(
     device: str = "cpu",
     workers: int = 1,
     engine: str = "local",
+    gpu_share: float | None = None,
+    shard: Shard = WHOLE,
     retry: bool = False,
     prune: bool = False,
     page: str,
@@ -335,6 +363,7 @@ def benchmark(
     """Run what is not done yet, gather everything, and write tables and figures.
 
     Args:
+        device, workers, engine, gpu_share, shard, retry: see `sweep.run_jobs`.
         prune: remove models and uploads of runs whose attacks have finished.
         page: ``module:function`` that writes the page of a finished attack.
 
@@ -343,8 +372,8 @@ def benchmark(
     """
     place = Place(folder, runs)
     results = run_jobs(
-        wanted.jobs, place, device=device, workers=workers, engine=engine, retry=retry,
-        report=report, prune=prune, page=page,
+        wanted.jobs, place, device=device, workers=workers, engine=engine, gpu_share=gpu_share,
+        shard=shard, retry=retry, report=report, prune=prune, page=page,
     )  # fmt: skip
     rows = frame(results)
     result = BenchmarkResult(folder, rows, over_seeds(rows), wanted, results, runs)
@@ -360,6 +389,8 @@ def benchmark(
                 save_figure(result.figure(panel.key), folder / own)
         save_figure(result.comparison(), folder / "comparison", data=pd.DataFrame(result.table()))
         save_figure(result.matrix(), folder / "matrix", data=result.cells())
+        if told := result.defences():
+            save_figure(result.defences_figure(), folder / "defences", data=pd.DataFrame(told))
     for across in ("attacked", "read"):
         drawn = result.over_rounds(across)
         if len(drawn):

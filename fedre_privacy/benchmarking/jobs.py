@@ -14,7 +14,8 @@ from fedre_privacy.core import files
 from fedre_privacy.core.config import merge
 from fedre_privacy.core.errors import ConfigError, DamagedInputError
 from fedre_privacy.core.typed_yaml import check
-from fedre_privacy.experiments.compatibility import check_ahead, only_recorded
+from fedre_privacy.experiments.attacked_rounds import only_recorded
+from fedre_privacy.experiments.compatibility import check_ahead
 from fedre_privacy.runs.folder import COMPLETE, FAILED
 from fedre_privacy.runs.resolution import resolve_attack, resolve_training
 from fedre_privacy.runs.settings import AttackSettings, TrainSettings
@@ -113,8 +114,8 @@ def plan(
             problems += [f"{variant.label}: {text}" for text in own if seed == seeds[0]]
             if training is not None and not own:
                 owner = owners.setdefault(training.run_name, variant.label)
-                if owner != variant.label:
-                    problems.append(f"{variant.label} is the same training as {owner}.")
+                if owner != variant.label and seed == seeds[0]:
+                    problems.append(f"{variant.label} is the same training as {owner}: name one.")
                 jobs.append(BenchmarkJob(variant.label, seed, training, tuple(attacks)))
     if problems:
         raise ConfigError(*problems)
@@ -130,6 +131,52 @@ def _keep_first_round(training: TrainSettings, attacks: Sequence[AttackSettings]
     if not first or training.record.keeps(1, training.train.rounds):
         return training
     return replace(training, record=replace(training.record, keep_first=True))
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of several processes, often on several machines, that share the jobs of a benchmark.
+
+    Args:
+        number: from 1 to `count`.
+
+    Raises:
+        ConfigError: a number out of range.
+    """
+
+    number: int = 1
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number <= self.count:
+            raise ConfigError(
+                f"There is no shard {self.number}/{self.count}: shards of {max(1, self.count)} are "
+                f"numbered from 1 to {max(1, self.count)}.",
+                next_step="In an array job of SLURM: sbatch --array=1-4, and --shard "
+                "$SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT.",
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """The shard that ``I/N`` names.
+
+        Raises:
+            ConfigError: another form, or a number out of range.
+        """
+        number, _, count = text.partition("/")
+        if not (number.isdecimal() and count.isdecimal()):
+            raise ConfigError(f"A shard is I/N, for example 1/4; got '{text}'.")
+        return cls(int(number), int(count))
+
+    def order(self, jobs: Sequence[BenchmarkJob]) -> list[BenchmarkJob]:
+        """Its own jobs first, then those of the others, which come to the last ones late."""
+        own = [job for i, job in enumerate(jobs) if i % self.count == self.number - 1]
+        others = [job for i, job in enumerate(jobs) if i % self.count != self.number - 1]
+        return own + others[::-1]
+
+
+WHOLE = Shard()
+"""All jobs, shared with nobody."""
 
 
 @dataclass(frozen=True)
@@ -156,10 +203,10 @@ class Place:
         path = self.result(job)
         return read_result(path) if path.is_file() else None
 
-    def done(self, job: BenchmarkJob) -> bool:
-        """Whether a job has finished well."""
+    def done(self, job: BenchmarkJob, before: JobResult | None) -> bool:
+        """Whether a job has finished well, or badly since its result was what it is `before`."""
         found = self.read(job)
-        return found is not None and found["status"] == COMPLETE
+        return found is not None and (found["status"] == COMPLETE or found != before)
 
 
 def read_result(path: Path) -> JobResult:

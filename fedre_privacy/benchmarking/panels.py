@@ -14,8 +14,9 @@ from fedre_privacy.eval.report.comparison import Dot
 from fedre_privacy.eval.report.frontier import Point, pareto
 from fedre_privacy.experiments.questions.base import questions
 from fedre_privacy.runs.folder import COMPLETE
+from fedre_privacy.runs.settings import NAIVE
 
-from .results import ROUNDS, SHARED_ACCURACY
+from .results import SHARED_ACCURACY, WHICH
 
 PLACED_BY = "psnr"
 """Key of the measure that places a variant on the first frontier and decides the Pareto set: over
@@ -101,6 +102,7 @@ def points_of(summary: pd.DataFrame, rows: pd.DataFrame, key: str = PLACED_BY) -
                 shared=as_number(first.get(SHARED_ACCURACY)),
                 shared_sd=as_number(first.get(f"{SHARED_ACCURACY}_sd")),
                 chosen="" if silent or best is None else best.chosen,
+                targets=None if best is None else best.targets,
             )
         )
     return points
@@ -112,12 +114,13 @@ OTHERS, ITSELF = "the other seeds", "the seed reported"
 
 @dataclass(frozen=True)
 class _Best:
-    """What the strongest attack reaches: mean and sd over seeds, its name, how it was chosen."""
+    """The strongest attack: mean and sd over seeds, its name, how it was chosen, its targets."""
 
     over: float
     sd: float | None
     attack: str
     chosen: str
+    targets: int
 
 
 def _best(candidates: pd.DataFrame, rows: pd.DataFrame) -> _Best | None:
@@ -129,7 +132,8 @@ def _best(candidates: pd.DataFrame, rows: pd.DataFrame) -> _Best | None:
     if len(values) < 2:
         first = candidates.iloc[int(candidates["over"].argmax())]
         chosen = ITSELF if len(candidates) > 1 else ""
-        return _Best(float(first["over"]), as_number(first["over_sd"]), attack_name(first), chosen)
+        sd, name = as_number(first["over_sd"]), attack_name(first)
+        return _Best(float(first["over"]), sd, name, chosen, int(first["n"]))
     picked = []
     for seed, here in enumerate(values):
         others = np.delete(values, seed, axis=0)
@@ -139,7 +143,8 @@ def _best(candidates: pd.DataFrame, rows: pd.DataFrame) -> _Best | None:
             picked.append((int(means.argmax()), float(here[means.argmax()])))
     if not picked:  # no attack ran on two seeds
         first = candidates.iloc[int(candidates["over"].argmax())]
-        return _Best(float(first["over"]), as_number(first["over_sd"]), attack_name(first), ITSELF)
+        sd, name = as_number(first["over_sd"]), attack_name(first)
+        return _Best(float(first["over"]), sd, name, ITSELF, int(first["n"]))
     found = pd.Series([over for _, over in picked])
     most = Counter(at for at, _ in picked).most_common(1)[0][0]
     return _Best(
@@ -147,13 +152,14 @@ def _best(candidates: pd.DataFrame, rows: pd.DataFrame) -> _Best | None:
         as_number(found.std()),
         attack_name(candidates.iloc[most]),
         OTHERS if len(candidates) > 1 else "",
+        int(candidates.iloc[most]["n"]),
     )
 
 
 def _by_seed(row: pd.Series, rows: pd.DataFrame) -> pd.Series:
     """Leakage of one row of a summary by seed."""
     here = rows["status"] == COMPLETE
-    for name in ("label", "attack", "target", "threat", *ROUNDS, "measure", "group"):
+    for name in ("label", *WHICH, "measure", "group"):
         here &= rows[name].isna() if pd.isna(row[name]) else rows[name] == row[name]
     return rows[here].groupby("seed")["over"].mean()
 
@@ -179,14 +185,14 @@ def table_of(summary: pd.DataFrame, rows: pd.DataFrame) -> list[dict[str, str]]:
         part = summary[summary["label"] == point.label]
         row = {
             "variant": point.label,
-            "accuracy": _pm(point.accuracy, point.accuracy_sd),
-            "shared accuracy": _pm(point.shared, point.shared_sd),
+            "accuracy": plus_minus(point.accuracy, point.accuracy_sd),
+            "shared accuracy": plus_minus(point.shared, point.shared_sd),
             "scalars up": f"{point.scalars:,.0f}",
         }
         for panel in panels_of(summary):
             if panel.key in placed:
                 own = placed[panel.key][at]
-                told = SILENT if own.attack == SILENT else _pm(own.over, own.over_sd, 2)
+                told = SILENT if own.attack == SILENT else plus_minus(own.over, own.over_sd, 2)
                 row[f"{panel.title} over floor"] = told
             else:
                 row[panel.title] = _measure(part, panel.key)
@@ -223,8 +229,9 @@ def dot(part: pd.DataFrame, key: str) -> Dot:
 
 
 def attack_name(row: Any) -> str:
-    """Attack, target and threat model of a row."""
-    return f"{row['attack']} on {row['target']}, {row['threat']}"
+    """Attack, target and threat model of a row, and whether it knows no defence."""
+    naive = f", {NAIVE}" if row["attacker"] == NAIVE else ""
+    return f"{row['attack']} on {row['target']}, {row['threat']}{naive}"
 
 
 def as_number(value: Any) -> float | None:
@@ -232,7 +239,8 @@ def as_number(value: Any) -> float | None:
     return None if value is None or pd.isna(value) else float(value)
 
 
-def _pm(mean: float | None, sd: float | None, digits: int = 3) -> str:
+def plus_minus(mean: float | None, sd: float | None, digits: int = 3) -> str:
+    """A mean with its sd over seeds, in words."""
     if mean is None or pd.isna(mean):
         return "-"
     return f"{mean:.{digits}f}" + (f" +- {sd:.{digits}f}" if sd is not None else "")

@@ -16,6 +16,7 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
+import threading
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir, redirect_stderr, redirect_stdout
@@ -24,12 +25,13 @@ from pathlib import Path
 from typing import Any
 
 from fedre_privacy.core import files
-from fedre_privacy.core.errors import DamagedInputError, MissingInputError
-from fedre_privacy.core.lock import lock_folder
+from fedre_privacy.core.errors import ConfigError, DamagedInputError, MissingInputError
+from fedre_privacy.core.lock import lease_folder
 from fedre_privacy.data.base import MOVED, at_hand
+from fedre_privacy.runs.device import parse_device
 from fedre_privacy.runs.folder import COMPLETE, status_of
 
-from .executors import in_turn
+from .executors import LOST, Arguments, Before, Resources, in_turn
 from .jobs import BenchmarkJob, Place
 
 PACKAGE = __name__.partition(".")[0]
@@ -49,31 +51,50 @@ Answer = tuple[int, str, bytes]
 def run(
     jobs: Sequence[BenchmarkJob],
     place: Place,
-    arguments: Mapping[str, Sequence[str]],
-    workers: int,
-    threads: int,
+    arguments: Arguments,
+    resources: Resources,
+    before: Before,
 ) -> Iterator[tuple[BenchmarkJob, int]]:
     """Run jobs on the cluster that RAY_ADDRESS names, or on one that is started on this machine.
 
-    Args:
-        workers: ignored: the cluster decides how many jobs fit. threads: cores of a job.
+    The cluster decides how many jobs fit. Where it has GPUs a job takes a part of one, unless
+    device is cpu, and chooses its device when it runs; this machine needs none.
 
     Raises:
-        MissingInputError: there is no cluster at that address.
+        ConfigError: a device by number, or a share out of range; when iterated: no GPU there.
+        MissingInputError: when iterated: there is no cluster at that address.
     """
+    device, share = parse_device(resources.device), resources.gpu_share
+    if device is not None and device.index is not None:
+        raise ConfigError(
+            f"Device '{resources.device}' was asked for; on a cluster Ray says which GPU it is.",
+            next_step="Use --device cuda, or auto.",
+        )
+    if share is not None and not 0 < share <= 1:
+        raise ConfigError(f"A job takes a part of a GPU above 0 and at most 1; got {share:g}.")
+    return _run(jobs, place, arguments, resources, before)
+
+
+def _run(
+    jobs: Sequence[BenchmarkJob],
+    place: Place,
+    arguments: Arguments,
+    resources: Resources,
+    before: Before,
+) -> Iterator[tuple[BenchmarkJob, int]]:
     ray = _connect({name for job in jobs for name in job.plugins()})
     try:
-        cores = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
-        each = max(1, min(threads, max(cores)))
-        gpus = int(any(words[4].startswith("cuda") for words in arguments.values()))
-        remote = ray.remote(num_cpus=each, num_gpus=gpus, max_calls=1, max_retries=TRIES - 1)
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        needs, most = job_needs(nodes, resources)
+        remote = ray.remote(**needs, max_calls=1, max_retries=TRIES - 1)
         data = {given: ray.put(pack({Path(given).name: at_hand(given)}))
                 for given in {data_path(job) for job in jobs} if given}  # fmt: skip
         sent: list[Any] = []
 
-        def call(job: BenchmarkJob) -> int:
-            with lock_folder(place.turn(job), wait=True):
-                if place.done(job):  # another benchmark may have done it meanwhile
+        def call(job: BenchmarkJob, slot: int) -> int:
+            lost = threading.Event()
+            with lease_folder(place.turn(job), lost.set):
+                if place.done(job, before[job.name]):  # by another benchmark meanwhile
                     return 0
                 words, content = job_payload(job, place, arguments[job.name])
                 given = data_path(job)
@@ -81,6 +102,8 @@ def run(
                 sent.append(ref)
                 try:
                     code, said, made = ray.get(ref)
+                    if lost.is_set():  # another machine took the job over
+                        return LOST
                     unload(job, place, made)
                 except ray.exceptions.RayError as error:
                     said = f"{' '.join(str(error).split())[:1000]}\nGiven up after {TRIES} times."
@@ -92,10 +115,40 @@ def run(
             for ref in sent:
                 ray.cancel(ref, force=True)
 
-        most = 2 * max(1, sum(own // each for own in cores))
-        yield from in_turn(jobs, place, call, most, stop)
+        yield from in_turn(jobs, place, before, call, most, stop)
     finally:
         ray.shutdown()
+
+
+def job_needs(
+    nodes: Sequence[Mapping[str, float]], resources: Resources
+) -> tuple[dict[str, float], int]:
+    """What a job takes of a cluster, as Ray names it, and how many jobs to send at a time.
+
+    A job with a part of a GPU takes as large a part of its machine's cores at most, so that cores
+    do not keep others from the GPU.
+
+    Args:
+        nodes: of each machine what it has, ``CPU`` and ``GPU``.
+
+    Raises:
+        ConfigError: a GPU is asked for, and no machine has one.
+    """
+    share = resources.gpu_share or 1.0
+    with_gpu = [node for node in nodes if node.get("GPU", 0) > 0]
+    if resources.device == "cpu" or not with_gpu:
+        if resources.device != "cpu" and (resources.device == "cuda" or resources.gpu_share):
+            raise ConfigError(
+                "A GPU was asked for; no machine of the cluster has one.",
+                next_step="Use --device cpu, or join a machine with one (ray start --address).",
+            )
+        cores = [int(node.get("CPU", 0)) for node in nodes]
+        each = max(1, min(resources.threads, max(cores)))
+        return {"num_cpus": each, "num_gpus": 0}, 2 * max(1, sum(own // each for own in cores))
+    beside = min(int(node.get("CPU", 0) * share / node["GPU"]) for node in with_gpu)
+    each = max(1, min(resources.threads, beside))
+    fit = sum(int(node["GPU"] / share) for node in with_gpu)
+    return {"num_cpus": each, "num_gpus": share}, 2 * max(1, fit)
 
 
 def _connect(plugins: Iterable[str]) -> Any:

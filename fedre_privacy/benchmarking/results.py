@@ -11,6 +11,7 @@ from fedre_privacy.core.typed_yaml import Count, Line, Number, Seconds, Size, Wo
 from fedre_privacy.eval.measures import RECORD
 from fedre_privacy.protocols.base import protocols
 from fedre_privacy.runs.folder import COMPLETE, Status
+from fedre_privacy.runs.settings import ADAPTIVE
 
 Values = Mapping[str, Any]
 
@@ -52,6 +53,7 @@ class JobAttack(TypedDict):
     target: Word
     threat: Word
     rounds_limit: Count | None
+    attacker: NotRequired[Word]
     verdict: Word
     because: Line
     round: NotRequired[Count]
@@ -74,6 +76,7 @@ class JobResult(TypedDict):
     dim: NotRequired[Size]
     architectures: NotRequired[list[Word]]
     predicted: NotRequired[dict[Word, Number] | None]
+    round_s: NotRequired[Seconds]
     failure: NotRequired[str]
     traceback: NotRequired[str]
 
@@ -84,7 +87,8 @@ def frame(results: Sequence[JobResult]) -> pd.DataFrame:
     Columns: label, seed, status, protocol, acc_post_local, acc_post_broadcast, accuracy (the
     protocol's headline moment), shared_accuracy (the same on the shared test set), up_scalars,
     down_scalars (per round, complete and ``_paper``),
-    up_bytes, down_bytes, attack, answers (its question), target, threat, round (attacked),
+    up_bytes, down_bytes, round_s (seconds of the fastest round), attack, answers (its question),
+    target, threat, attacker (adaptive or naive), round (attacked),
     rounds_limit (latest rounds read; empty: all), counterfactual, verdict, folder; measure (its
     key), group (empty: all targets), title, unit, shown (the farthest of `measures.PLACES`),
     value, floor, over (the floor; positive is more leakage), low, high (interval of `over`), n.
@@ -97,6 +101,7 @@ def frame(results: Sequence[JobResult]) -> pd.DataFrame:
                 **{key: entry.get(key) for key in ATTACK_KEYS},
                 "round": entry.get("round", result["training"].get("train", {}).get("rounds")),
                 "rounds_limit": entry.get("rounds_limit"),
+                "attacker": entry.get("attacker", ADAPTIVE),
                 "measure": measure["key"],
                 **{key: measure[key] for key in MEASURE_KEYS},
                 "low": measure["over_interval"][0] if measure["over_interval"] else None,
@@ -113,6 +118,9 @@ def frame(results: Sequence[JobResult]) -> pd.DataFrame:
 ATTACK_KEYS = ("attack", "answers", "target", "threat", "counterfactual", "verdict", "folder")
 MEASURE_KEYS = ("group", "title", "unit", "shown", "value", "floor", "over", "n")
 ROUNDS = ("round", "rounds_limit")
+WHICH = ("attack", "target", "threat", "attacker", *ROUNDS)
+"""Columns that tell attacks on a training apart."""
+ROUND_SECONDS = "round_s"
 SHARED_ACCURACY = "shared_accuracy"
 PREDICTED = ("predicted_s_min", "predicted_error")
 TRAFFIC = tuple(
@@ -138,6 +146,7 @@ def _head(result: JobResult) -> dict[str, object]:
         "acc_post_local": final.get("acc_post_local"),
         "acc_post_broadcast": final.get("acc_post_broadcast"),
         **{key: final.get(key) for key in TRAFFIC},
+        ROUND_SECONDS: result.get(ROUND_SECONDS),
         "predicted_s_min": (result.get("predicted") or {}).get("s_min"),
         "predicted_error": (result.get("predicted") or {}).get("recovery_error"),
     }
@@ -148,16 +157,17 @@ def over_seeds(rows: pd.DataFrame) -> pd.DataFrame:
 
     Columns: label, protocol, seeds, failed, accuracy, accuracy_sd, shared_accuracy,
     shared_accuracy_sd, the traffic columns, attack,
-    answers, target, threat, round, rounds_limit, counterfactual, measure, group, title, unit,
-    shown, value, value_sd, floor, over, over_sd, n.
+    answers, target, threat, attacker, round, rounds_limit, counterfactual, measure, group, title,
+    unit, shown, value, value_sd, floor, over, over_sd, n.
     """
     whole = rows[rows["status"] == COMPLETE]
     if whole.empty:
         return pd.DataFrame()
-    absent = [k for k in (*ATTACK_KEYS, *ROUNDS, "measure", *MEASURE_KEYS) if k not in whole]
+    known = (*ATTACK_KEYS, *WHICH, "measure", *MEASURE_KEYS)
+    absent = [key for key in known if key not in whole]
     whole = whole.assign(**dict.fromkeys(absent))
     failed = rows[rows["status"] != COMPLETE].groupby("label")["seed"].nunique()
-    keys = ["label", "attack", "target", "threat", *ROUNDS, "measure", "group"]
+    keys = ["label", *WHICH, "measure", "group"]
     same = ["protocol", "answers", "counterfactual", "title", "unit", "shown"]
     out = []
     for key, part in whole.groupby(keys, dropna=False, sort=False):

@@ -11,6 +11,7 @@ import shutil
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
 import numpy as np
@@ -20,14 +21,15 @@ from fedre_privacy.core import files
 from fedre_privacy.core.engines import JOBS, engine_named
 from fedre_privacy.core.errors import FedreError, IncompatibleError
 from fedre_privacy.core.events import Event, Report, silent
-from fedre_privacy.core.lock import lock_folder, remove_left, remove_stale
+from fedre_privacy.core.lock import lease_folder, remove_left_lease, remove_stale
 from fedre_privacy.experiments.attack import AttackResult, attack
 from fedre_privacy.experiments.questions.base import question_of
 from fedre_privacy.runs.folder import COMPLETE, status_of
 from fedre_privacy.runs.settings import AttackSettings, TrainSettings
 from fedre_privacy.runs.training import train
 
-from .jobs import REFUSED, BenchmarkJob, Place
+from .executors import Resources
+from .jobs import REFUSED, WHOLE, BenchmarkJob, Place, Shard
 from .results import JobAttack, JobResult
 
 WORKER = f"{__package__}.worker"
@@ -39,16 +41,23 @@ def run_job(
     place: Place,
     device: torch.device,
     page: Callable[[AttackResult], object],
+    lost: Callable[[], None] = lambda: None,
 ) -> JobResult:
     """Train and attack in this process; write and return the result.
 
     What was interrupted before goes on; what another process does is waited for and taken up. A run
     whose uploads were pruned is trained again. An attack that refuses what it finds is recorded
-    with its reason, a failure with its traceback.
+    with its reason, a failure with its traceback. The page of an attack is written while the next
+    attack runs; one that a kill kept from being written is written when its attack is read back.
+
+    Args:
+        lost: called where another machine takes the job over, see `lease_folder`.
     """
-    with lock_folder(place.turn(job), wait=True):
-        found = place.read(job)  # another benchmark may have done it in the meantime
-        if found is not None and found["status"] == COMPLETE:
+    before = place.read(job)
+    with lease_folder(place.turn(job), lost):
+        if place.done(job, before):  # by another benchmark in the meantime
+            found = place.read(job)
+            assert found is not None
             return found
         started = time.monotonic()
         result = job.result()
@@ -58,30 +67,27 @@ def run_job(
             run = train(job.training, runs=place.runs, device=device, restart=pruned, wait=True)
             result["run"], result["final"] = run.name, run.record["final"]
             result["dim"] = run.record["dim"]
+            result["round_s"] = float(run.metrics()["wall_s"].min())
             result["architectures"] = run.record["architectures"]
             result["predicted"] = predicted_leakage(job.training, run.record["class_counts"])
-            for settings in job.attacks:
-                entry: JobAttack = {
-                    "attack": settings.attack.name,
-                    "answers": question_of(settings).name,
-                    "target": settings.target,
-                    "threat": settings.threat.name,
-                    "rounds_limit": _rounds_limit(settings),
-                    "verdict": REFUSED,
-                    "because": "",
-                }
-                result["attacks"].append(entry)
-                try:
-                    done = attack(run, settings, device=device, wait=True)
-                    page(done)
-                except IncompatibleError as error:  # such as prototypes that nothing can recover
-                    entry["because"] = str(error)
-                    continue
-                verdict = done.card.verdict
-                entry["verdict"], entry["because"] = verdict.word, verdict.because
-                entry["round"], entry["folder"] = done.trial.round, done.folder.name
-                entry["counterfactual"] = done.trial.counterfactual
-                entry["measures"] = [asdict(measure) for measure in done.card.measures]
+            with ThreadPoolExecutor(1) as beside:
+                pages = []
+                for settings in job.attacks:
+                    entry = _unanswered(settings)
+                    result["attacks"].append(entry)
+                    try:
+                        done = attack(run, settings, device=device, wait=True)
+                    except IncompatibleError as error:  # prototypes that nothing can recover
+                        entry["because"] = str(error)
+                        continue
+                    pages.append(beside.submit(page, done))
+                    verdict = done.card.verdict
+                    entry["verdict"], entry["because"] = verdict.word, verdict.because
+                    entry["round"], entry["folder"] = done.trial.round, done.folder.name
+                    entry["counterfactual"] = done.trial.counterfactual
+                    entry["measures"] = [asdict(measure) for measure in done.card.measures]
+            for written in pages:
+                written.result()
             result["status"] = COMPLETE
         except Exception as error:
             result["failure"] = str(error) if isinstance(error, FedreError) else repr(error)
@@ -89,6 +95,20 @@ def run_job(
         result["wall_s"] = time.monotonic() - started
         files.write_json(place.result(job), result)
         return result
+
+
+def _unanswered(settings: AttackSettings) -> JobAttack:
+    """An attack of a job before anything is known of its answer."""
+    return {
+        "attack": settings.attack.name,
+        "answers": question_of(settings).name,
+        "target": settings.target,
+        "threat": settings.threat.name,
+        "rounds_limit": _rounds_limit(settings),
+        "attacker": settings.evaluation.attacker,
+        "verdict": REFUSED,
+        "because": "",
+    }
 
 
 def _rounds_limit(settings: AttackSettings) -> int | None:
@@ -131,6 +151,8 @@ def run_jobs(
     device: str = "cpu",
     workers: int = 1,
     engine: str = "local",
+    gpu_share: float | None = None,
+    shard: Shard = WHOLE,
     retry: bool = False,
     prune: bool = False,
     page: str,
@@ -138,30 +160,32 @@ def run_jobs(
 ) -> list[JobResult]:
     """Run what is not done yet, each job in its own process; return all results, in order.
 
-    Several benchmarks may share the folders: each takes jobs that no other is at.
+    Several benchmarks may share the folders, on several machines too: each takes jobs that no other
+    is at, and waits for the last ones.
 
     Args:
+        device: auto, cpu, cuda or cuda:N, chosen where a job runs.
         workers: jobs at once; they share the cores evenly.
         engine: "local", or "ray" for the machines of a cluster.
+        gpu_share: part of a GPU that a job takes on a cluster, in (0, 1]; None: a whole one.
+        shard: whose jobs are begun first.
         retry: run again what failed before.
         prune: remove models and uploads of runs whose attacks have finished.
         page: ``module:function`` that writes the page of a finished attack, in the job's process.
 
     Raises:
+        ConfigError: there is no such device, or a share or shard out of range.
         MissingExtraError: Ray is asked for and not installed.
     """
     run_jobs = engine_named(engine, JOBS)
+    order = list(dict.fromkeys(job.seed for job in jobs))
+    by_seed = sorted(jobs, key=lambda job: order.index(job.seed))  # every variant once, then twice
+    before = {job.name: place.read(job) for job in jobs}
     waiting = []
-    for job in jobs:
-        found = place.read(job)
+    for job in shard.order(by_seed):
+        found = before[job.name]
         if found is None or (retry and found["status"] != COMPLETE):
             waiting.append(job)
-    order = list(dict.fromkeys(job.seed for job in jobs))
-    waiting.sort(key=lambda job: order.index(job.seed))  # every variant once before any twice
-    report(Event("sweep.plan", {"jobs": len(jobs), "waiting": len(waiting)}))
-    remove_stale(place.folder)
-    for job in waiting:
-        files.write_yaml(place.folder / "jobs" / f"{job.name}.yaml", job.plain())
     threads = max(1, (os.cpu_count() or 1) // max(1, workers))
     arguments = {
         job.name: [
@@ -170,10 +194,14 @@ def run_jobs(
         ]
         for job in waiting
     }  # fmt: skip
+    resources = Resources(device, workers, threads, gpu_share)
+    running = run_jobs(waiting, place, arguments, resources, before)  # refuses what cannot be had
+    report(Event("sweep.plan", {"jobs": len(jobs), "waiting": len(waiting)}))
+    remove_stale(place.folder)
+    for job in waiting:
+        files.write_yaml(place.folder / "jobs" / f"{job.name}.yaml", job.plain())
     started = time.monotonic()
-    for number, (job, code) in enumerate(
-        run_jobs(waiting, place, arguments, workers, threads), start=1
-    ):
+    for number, (job, code) in enumerate(running, start=1):
         found = place.read(job)
         if found is None:  # the process died before it could write
             log = place.folder / "jobs" / f"{job.name}.log"
@@ -202,5 +230,5 @@ def run_jobs(
             )
         )
     for job in jobs:
-        remove_left(place.turn(job))
+        remove_left_lease(place.turn(job))
     return [found for job in jobs if (found := place.read(job)) is not None]

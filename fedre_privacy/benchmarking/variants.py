@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
-from typing import Annotated, Any, TypedDict, get_type_hints
+from typing import Annotated, Any, Literal, TypedDict, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
 from fedre_privacy.active_server.base import declaration, steerings
 from fedre_privacy.core import files
-from fedre_privacy.core.config import merge
+from fedre_privacy.core.config import knobs, merge
 from fedre_privacy.core.errors import ConfigError, nearest
 from fedre_privacy.core.typed_yaml import Count, Size, short
 from fedre_privacy.protocols.base import protocols as protocol_registry
 from fedre_privacy.runs.plain_settings import brief, plain_value
-from fedre_privacy.runs.resolution import resolve_list
-from fedre_privacy.runs.settings import TrainSettings
+from fedre_privacy.runs.resolution import SCHEME, resolve_list
+from fedre_privacy.runs.settings import ADAPTIVE, TrainSettings
 
 from .jobs import BenchmarkJob, Variant, plan
 from .suite import default_suite, named_suite
@@ -43,6 +43,7 @@ class Sweep(TypedDict, total=False):
     vary: dict[str, dict[str, Any]]
     seeds: list[Count]
     attacks: list[Part]
+    attackers: list[Literal["adaptive", "naive"]]
     targets: Size
 
 
@@ -57,6 +58,7 @@ NEEDED = {
     "vary": "a mapping of labels to settings, such as {one epoch: {train: {epochs: 1}}}",
     "seeds": "a list of whole numbers from 0, such as [0, 1, 2]",
     "attacks": f"{_NAMES}, such as [dip, labels]",
+    "attackers": "a list of adaptive and naive",
     "targets": "a whole number from 1, such as 32",
 }
 """What each key of a description needs, in words."""
@@ -71,6 +73,7 @@ class Benchmark:
         variants: what differs, each under its label.
         attacks: settings of the attacks, or None for those that fit the uploads.
         targets: targets per attack, or None for the default.
+        attackers: those who attack defended trainings: `ATTACKERS`, or one of them.
     """
 
     name: str
@@ -79,12 +82,21 @@ class Benchmark:
     seeds: tuple[int, ...]
     attacks: tuple[Values, ...] | None
     targets: int | None
+    attackers: tuple[str, ...] = (ADAPTIVE,)
 
     def suite(self, training: TrainSettings) -> Sequence[Values]:
         """The attacks on one training."""
-        if self.attacks is None:
-            return default_suite(training, targets=self.targets)
-        return self.attacks
+        chosen: Sequence[Values] | None = self.attacks
+        if chosen is None:
+            chosen = default_suite(training, targets=self.targets)
+        if not training.defense or self.attackers == (ADAPTIVE,):
+            return chosen
+        told = [
+            merge({"eval": {"attacker": who}}, values)
+            for who in self.attackers
+            for values in chosen
+        ]
+        return [one for at, one in enumerate(told) if one not in told[:at]]
 
     @cached_property
     def jobs(self) -> list[BenchmarkJob]:
@@ -99,8 +111,9 @@ def read_sweep(sweep: Values, base: Values, *, name: str) -> Benchmark:
         sweep: ``protocols``, ``schemes`` (of fedre), ``defenses``, ``steerings``: lists of names,
             settings or objects;
             ``vary``: further variants, label to settings; ``base``, ``seeds``, ``attacks``,
-            ``targets``, ``name``. Protocols and schemes are compared with each other; defences
-            and steerings multiply them. A label says which server is active.
+            ``attackers`` (of defended trainings), ``targets``, ``name``. Protocols and schemes are
+            compared with each other; defences and steerings multiply them. A label says which
+            server is active.
         base: settings given elsewhere; they win over the description's own.
 
     Raises:
@@ -149,15 +162,34 @@ def read_sweep(sweep: Values, base: Values, *, name: str) -> Benchmark:
     attacks = sweep.get("attacks")
     seeds = tuple(sweep.get("seeds") or (0, 1, 2))
     targets = sweep.get("targets")
+    attackers = tuple(dict.fromkeys(sweep.get("attackers") or (ADAPTIVE,)))
     chosen = None if attacks is None else tuple(_attacks(attacks, targets))
     title = sweep.get("name") or name
-    made = Benchmark(title, shared, tuple(variants), seeds, chosen, targets)
+    made = Benchmark(title, shared, tuple(variants), seeds, chosen, targets, attackers)
     if title:
         return made
-    digest = files.settings_hash(
-        [shared, [v.values for v in variants], seeds, plain_value(attacks), targets]
-    )
-    return Benchmark(f"benchmark-{digest}", shared, tuple(variants), seeds, chosen, targets)
+    described = [shared, [v.values for v in variants], seeds, plain_value(attacks), targets]
+    described += [] if attackers == (ADAPTIVE,) else [attackers]
+    return replace(made, name=f"benchmark-{files.settings_hash(described)}")
+
+
+def without_repeats(described: Values, base: Values) -> Values:
+    """A description without a protocol whose usual scheme is compared by its own name.
+
+    Schemes are of fedre, and ``protocols=["fedre"], schemes=["rap", "vap"]`` names FedRE with `rap`
+    twice. Where the base says how a protocol is set nothing is left out.
+    """
+    if "protocol" in base or not described.get("schemes"):
+        return described
+    chosen = [one for one in described["schemes"] if isinstance(one, str)]
+
+    def named_twice(protocol: Any) -> bool:
+        known = isinstance(protocol, str) and protocol in protocol_registry.names()
+        settings = knobs(protocol_registry.get(protocol)) if known else []
+        return any(one.name == SCHEME and one.default in chosen for one in settings)
+
+    kept = [one for one in described.get("protocols") or () if not named_twice(one)]
+    return {**described, "protocols": kept}
 
 
 def _check(sweep: Values) -> None:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import pkgutil
+import socket
 import sys
 import threading
 import time
 from pathlib import Path
 
-import torch
-
 from fedre_privacy.core.config import load_yaml
 from fedre_privacy.core.registry import import_plugins
+from fedre_privacy.runs.device import VISIBLE, choose_device
 from fedre_privacy.runs.folder import COMPLETE
 from fedre_privacy.runs.resolution import require_resolved, resolve_attack, resolve_training
 
-from .executors import PARENT
+from .executors import LOST, PARENT
 from .jobs import BenchmarkJob, Place
 from .sweep import run_job
 
@@ -25,10 +25,16 @@ def main(file: str, folder: str, runs: str, device: str, page: str, *plugins: st
     """Run the job described in a file; return 0 if it finished well.
 
     Args:
+        device: auto, cpu, cuda or cuda:N, chosen here.
         page: ``module:function`` that writes the page of a finished attack.
         plugins: modules to which names in the file may lead.
+
+    Raises:
+        ConfigError: this machine has no such device.
     """
     import_plugins(plugins)
+    chosen = choose_device(device)
+    print(f"{socket.gethostname()}: {chosen}, {VISIBLE}={os.environ.get(VISIBLE, '')}", flush=True)
     values = load_yaml(Path(file)).values
     problems: list[str] = []
     training = resolve_training(values["training"], {}, problems)
@@ -40,9 +46,14 @@ def main(file: str, folder: str, runs: str, device: str, page: str, *plugins: st
         tuple(require_resolved(settings, problems) for settings in attacks),
     )
     result = run_job(
-        job, Place(Path(folder), Path(runs)), torch.device(device), pkgutil.resolve_name(page)
+        job, Place(Path(folder), Path(runs)), chosen, pkgutil.resolve_name(page), _end_here
     )
     return 0 if result["status"] == COMPLETE else 1
+
+
+def _end_here() -> None:
+    """End a job that another machine has taken over, before it writes what that one writes."""
+    os._exit(LOST)
 
 
 def _end_with(parent: int) -> None:

@@ -14,9 +14,10 @@ from fedre_privacy.core.options import option_in
 from fedre_privacy.core.registry import plugin_words
 from fedre_privacy.runs.options import ATTACKING, ISOLATION
 
+from .browser import add_open_option
 from .command import command
 from .lists import list_all
-from .options import add_common_options, add_options, add_training_options
+from .options import add_common_options, add_log_option, add_options, add_training_options
 from .output import Output
 from .subcommands import epilog, run_subcommand, usage
 
@@ -50,9 +51,8 @@ def parser() -> argparse.ArgumentParser:
     group.add_argument(
         "-v", "--verbose", action="store_true", help="print every metric, and the manifest's hash"
     )
-    group.add_argument(
-        "--open", action="store_true", help="open the report in a browser when the attack is done"
-    )
+    add_open_option(group)
+    add_log_option(group)
     group.add_argument("--for", dest="listed", metavar="RUN", help="with list: a run")
     group = made.add_argument_group("uploads of another system (docs/artifact_format.md)")
     group.add_argument("--uploads", type=Path, metavar="PATH", help="folder, index.json or file")
@@ -94,6 +94,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     from fedre_privacy.api import run_attack, run_training
     from fedre_privacy.experiments.attack import require_complete
     from fedre_privacy.experiments.default_attack import with_usual_attack
+    from fedre_privacy.loggers.base import chosen_loggers
     from fedre_privacy.runs.device import choose_device
     from fedre_privacy.runs.plain_settings import attack_values
     from fedre_privacy.runs.resolution import (
@@ -111,6 +112,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     from .shared.result import print_result, print_run
     from .shared.settings import gather, refuse_training_options
 
+    chosen_loggers(options.log)
     asked = {name: getattr(options, name) for name in ATTACKING if hasattr(options, name)}
     values, where = gather(options, attack_values(**asked))
     if options.uploads is not None:
@@ -143,7 +145,8 @@ def run(options: argparse.Namespace, output: Output) -> int:
     if options.dry_run:
         _print_dry_run(recorded, training, settings, options, device, output)
         return 0
-    how = {"device": device, "resume": options.resume, "restart": options.restart, "report": output}
+    how = {"device": device, "resume": options.resume, "restart": options.restart, "report": output,
+           "log": options.log}  # fmt: skip
     run = recorded or run_training(training, runs=options.runs_dir, attack=settings, **how)
     require_complete(run)
     print_run(run, output, trained_now=not recorded and "train.reused" not in output.reused)
@@ -156,7 +159,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
         + plugin_words([*run.settings.plugins(), *settings.plugins()]),
         then=f"fedre-attack {_quote_path(run.folder)} {_next(result)}"
         + plugin_words(run.settings.plugins()),
-        open_page=options.open,
+        show_page=options.open,
         every=options.metrics is not None,
         verbose=options.verbose,
     )
@@ -164,11 +167,17 @@ def run(options: argparse.Namespace, output: Output) -> int:
 
 
 def _next(result: AttackResult) -> str:
-    """Options of the attack worth giving next: what was sent, a stronger attacker, the ceiling."""
+    """Options worth giving next: images of what was recovered, what was sent, a stronger attacker,
+    the ceiling."""
     from fedre_privacy.attacks.base import can_read
     from fedre_privacy.experiments.targets import KINDS
+    from fedre_privacy.runs.resolution import DEFAULTS
 
     trial = result.trial
+    if result.leaks and trial.settings.attack.answers == "prototypes":
+        name = trial.settings.attack.name
+        via = "" if name == DEFAULTS["via"] else f" --set via.name={name}"
+        return f"--target recovered-prototypes --threat {trial.observation.threat.name}{via}"
     sent = {kind for u in trial.observation.uploads for kind in map(type, u.artifacts)}
     if trial.counterfactual and any(can_read(trial.settings.attack, kind) for kind in sent):
         return "--target uploaded"
@@ -200,8 +209,7 @@ def _print_dry_run(
         if not options.restart:
             begin(place, resume=options.resume, restart=False, what="Attack")
     plan = dry_run(done or training, settings, device, options.runs_dir)
-    for heading, text in plan.lines.items():
-        output.line(heading, text)
+    output.estimate(plan)
     output.final(None, {"plan": vars(plan)})
 
 

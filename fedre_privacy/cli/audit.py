@@ -11,12 +11,13 @@ from fedre_privacy.core.errors import RefutedError
 from fedre_privacy.core.options import Constant, options_of
 from fedre_privacy.runs.options import AuditOptions
 
+from .browser import add_open_option, open_page
 from .command import command
 from .index import indexed_constant
 from .options import add_common_options, add_options, add_training_options
 from .output import Output
 
-LEVELS = ("mechanism", "run")
+LEVELS = ("mechanism", "crowd", "run")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -42,8 +43,10 @@ def parser() -> argparse.ArgumentParser:
     add_options(group, options_of(AuditOptions))
     group.add_argument(
         "--level", choices=LEVELS, default=LEVELS[0],
-        help="mechanism: the defences alone; run: canaries inside one federation, which tests a "
-        "record's claim or shows what one would have to exceed (default: mechanism)",
+        help="mechanism: the defences alone; crowd: private training with and without one of many "
+        "equal records, which shows what sums are divided by; run: canaries inside one "
+        "federation, which tests a record's claim or shows what one would have to exceed "
+        "(default: mechanism)",
     )  # fmt: skip
     group.add_argument(
         "--canaries", type=int, default=1000, metavar="N",
@@ -58,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
         "--canary", choices=canaries, default=canaries[0],
         help="with --level run: what they are (default: natural)",
     )  # fmt: skip
+    add_open_option(group)
     add_training_options(made)
     add_common_options(made)
     return made
@@ -81,7 +85,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     from .shared.result import print_dry_run, print_run
     from .shared.settings import recorded_or_asked
 
-    inside = options.level == "run"
+    inside, crowd = options.level == "run", options.level == "crowd"
     check_audit(options.canaries if inside else options.trials, options.alpha)
     recorded, settings = recorded_or_asked(options, see="fedre-audit --explain")
     if recorded is None and inside and settings.coins is None:
@@ -94,7 +98,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     if recorded is not None:
         require_complete(recorded)
     # Before training: a federation without a claim is not trained.
-    plan = plan_audit(settings, options.unit, inside=inside)
+    plan = plan_audit(settings, options.unit, inside=inside, crowd=crowd)
     device = choose_device(options.device)
     if options.dry_run:
         output.line("Claim", plan.says())
@@ -107,8 +111,8 @@ def run(options: argparse.Namespace, output: Output) -> int:
     )  # fmt: skip
     print_run(run, output, trained_now=not recorded and "train.reused" not in output.reused)
     done = audit(
-        run, unit=options.unit, inside=inside, trials=options.trials, alpha=options.alpha,
-        seed=options.audit_seed,
+        run, unit=options.unit, inside=inside, crowd=crowd, trials=options.trials,
+        alpha=options.alpha, seed=options.audit_seed,
     )  # fmt: skip
     for heading, text in done.lines().items():
         output.line(heading, text)
@@ -118,6 +122,8 @@ def run(options: argparse.Namespace, output: Output) -> int:
     output.line("Verdict", done.verdict())
     output.line("Files", f"{done.folder}/{{report.html,epsilon.png,record.json}}", wrap=False)
     output.final(done.folder, done.record())
+    if options.open:
+        open_page(done.folder / "report.html", output)
     if done.found.verdict == REFUTED:
         raise RefutedError(
             f"The claim of {run.name} is refuted: {done.verdict()}.",

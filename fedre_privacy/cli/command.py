@@ -46,7 +46,7 @@ def command(
     output = Output(as_json=options.json, quiet=options.quiet)
     try:
         with stoppable():
-            _refuse_protocol_as_run(parser.prog, getattr(options, "run", None))
+            _refuse_word_as_run(parser.prog, getattr(options, "run", None))
             import_plugins(getattr(options, "plugin", ()))
             if "list" in getattr(options, "preset", ()):
                 return list_presets(output)
@@ -70,13 +70,20 @@ def _unrecognised(parser: argparse.ArgumentParser, strange: Sequence[str]) -> st
     return " ".join([f"unrecognized arguments: {' '.join(strange)}.", *hints])
 
 
-def _refuse_protocol_as_run(program: str, run: object) -> None:
-    """Refuse the name of a protocol where a run's folder is asked for.
+def _refuse_word_as_run(program: str, run: object) -> None:
+    """Refuse a protocol's name, or the command's own, where a run's folder is asked for.
 
     Raises:
-        MissingInputError: with the command that takes the protocol.
+        MissingInputError: with the command that takes a protocol.
     """
-    if run is not None and str(run) in _protocols() and not Path(str(run)).exists():
+    if run is None or Path(str(run)).exists():
+        return
+    if program == f"fedre-{run}":
+        raise MissingInputError(
+            f"'{run}' is the command itself, and no run has its name.",
+            next_step=f"{program} --protocol fedre",
+        )
+    if str(run) in _protocols():
         raise MissingInputError(
             f"'{run}' is a protocol, and no run has its name.",
             next_step=f"{program} --protocol {run}",

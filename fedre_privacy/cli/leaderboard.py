@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import shtab
 from fedre_privacy.core.units import human_bytes, plural
 from fedre_privacy.publish.names import OTHERWISE, REPEATS, WITHIN
 
+from .browser import add_open_option, open_page
 from .command import command
 from .options import add_output_options
 from .output import Output
@@ -33,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
         "--out", type=Path, metavar="FILE.html",
         help="where to write (default: leaderboard.html in FOLDER)",
     )  # fmt: skip
-    made.add_argument("--open", action="store_true", help="open the page in the browser")
+    add_open_option(made)
     add_output_options(made)
     return made
 
@@ -63,5 +63,5 @@ def run(options: argparse.Namespace, output: Output) -> int:
     output.final(path, {"path": str(path), "claims": len(board.posted),
                         "refused": dict(board.refused)})  # fmt: skip
     if options.open:
-        webbrowser.open(path.resolve().as_uri())
+        open_page(path, output)
     return 0

@@ -32,6 +32,7 @@ OTHERS = {
     "questions": "fedre_privacy.experiments.questions.base",
 }
 """Modules that make the registries of parts."""
+WHEN = "when to use"
 HOMES = (ATTACKS, PROTOCOLS, THREATS, *OTHERS.values())
 
 
@@ -87,23 +88,35 @@ def _flat_settings(own: Mapping[str, Any]) -> str:
 
 
 def list_all(output: Output) -> int:
-    """Print every part with what it reads, needs or sends, and where it comes from; return 0."""
+    """Print when to use each part, what it reads, needs or sends, and its origin; return 0."""
     # what another package brings, or a new file, is known only by importing it
     kept = not _registries_imported() and not has_plugins() and read_index()["files"] == files()
     listed = {**(read_index()["parts"] if kept else registered_parts()), "presets": list(presets())}
     broken = listed.pop("broken")
-    others = {title: listed[title] for title in (*OTHERS, "presets")}
-    for key in ("attacks", "protocols", "threat_models"):
-        # what attacks adapt to is long: --explain and the JSON output have it
-        output.table([{k: v for k, v in row.items() if k != "adapts to"} for row in listed[key]])
+    # what attacks adapt to and who an attacker is are long: --explain and the JSON output have them
+    output.table(_columns(listed["attacks"], ("attack", WHEN)))
+    for key, left_out in (
+        ("attacks", (WHEN, "adapts to")), ("protocols", ()), ("threat_models", ("who",))
+    ):  # fmt: skip
+        kept = [name for name in listed[key][0] if name not in left_out]
         output.text()
-    output.table([{"also": title, "names": ", ".join(names)} for title, names in others.items()])
+        output.table(_columns(listed[key], kept))
+    for title in OTHERS:
+        said = listed[WHEN][title]
+        output.text()
+        output.table([{title: name, WHEN: said[name]} for name in listed[title]])
+    output.text()
+    output.table([{"also": "presets", "names": ", ".join(listed["presets"])}])
     if broken:
         output.text()
     for text in broken:
         output.line("BROKEN", text)
     output.final(None, {**listed, "broken": broken})
     return 0
+
+
+def _columns(rows: Sequence[Mapping[str, str]], names: Sequence[str]) -> list[dict[str, str]]:
+    return [{name: row[name] for name in names} for row in rows]
 
 
 def registry(home: str) -> NameTable[Any]:
@@ -141,6 +154,7 @@ def registered_parts() -> dict[str, Any]:
         "attacks": [
             {
                 "attack": entry.name,
+                WHEN: _when(attack),
                 "reads": _reads(attack.consumes),
                 "needs": _shorten_names(sorted(attack.needs), 4),
                 "recovers": attack.recovers,
@@ -154,16 +168,18 @@ def registered_parts() -> dict[str, Any]:
         "protocols": [
             {
                 "protocol": entry.name,
-                "uploads": ", ".join(kind.__name__ for kind in kinds) or "nothing",
+                WHEN: _when(protocol),
+                "uploads": ", ".join(kind.__name__ for kind in protocol.uploads) or "nothing",
                 "from": _from(entry.origin),
             }
             for entry in protocols.entries()
             if not entry.broken
-            for kinds in (protocols.get(entry.name).uploads,)
+            for protocol in (protocols.get(entry.name),)
         ],
         "threat_models": [
             {
                 "threat model": name,
+                WHEN: _when(model),
                 "grants": ", ".join(sorted(model.grants)),
                 "rounds": model.rounds,
                 "who": model.summary,
@@ -172,6 +188,10 @@ def registered_parts() -> dict[str, Any]:
             for model in (threats.get(name),)
         ],
         **{title: own.names() for title, own in others.items()},
+        WHEN: {
+            title: {name: _when(own.get(name)) for name in own.names()}
+            for title, own in others.items()
+        },
         "broken": [
             f"{own.what} {entry.name} ({entry.origin}): {entry.broken}"
             for own in (attacks, protocols, threats, *others.values())
@@ -179,6 +199,10 @@ def registered_parts() -> dict[str, Any]:
             if entry.broken
         ],
     }
+
+
+def _when(part: Any) -> str:
+    return str(getattr(part, "when_to_use", "")) or "-"
 
 
 def adapts(attack: Any) -> tuple[str, ...]:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.options import Constant, option_in, options_of
-from fedre_privacy.core.units import human_seconds
 from fedre_privacy.runs.options import ISOLATION, WorldsOptions
 
+from .browser import add_open_option, open_page
 from .command import command
 from .index import indexed_constant
 from .options import add_common_options, add_options, add_training_options
@@ -63,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
     )
     group.add_argument("--coin-seed", type=int, default=0, metavar="S", help="of slots and coins")
     add_options(group, {"isolation": option_in(ISOLATION)})
+    add_open_option(group)
     add_training_options(made)
     add_common_options(made)
     return made
@@ -114,10 +115,8 @@ def run(options: argparse.Namespace, output: Output) -> int:
         one = dry_run(plan.world(0), None, choose_device(options.device))
         folder = options.runs_dir / plan.folder_name
         output.line("Plan", f"{plan.worlds} worlds in {folder}")
-        for heading, text in one.lines.items():
-            output.line("One world" if heading == "Train" else heading, text)
-        total = human_seconds(one.train_s * plan.worlds)
-        output.line("All", f"about {total} to train; attacks come on top")
+        output.estimate(one, plan.worlds)
+        output.line("Beside", "attacks come on top")
         output.final(None, {"plan": vars(one), "worlds": plan.worlds})
         return 0
     done = run_membership(
@@ -137,12 +136,15 @@ def run(options: argparse.Namespace, output: Output) -> int:
     output.line("Records", f"most at risk, by {' or '.join(done.plain)}")
     output.table(done.exposed())
     output.line("Verdict", done.verdict())
+    output.line("Exposed", done.exposure())
     output.line(
         "Files",
         f"{done.folder}/{{report.html,roc.png,exposed.png,guesses.csv,record.json}}",
         wrap=False,
     )
     output.final(done.folder, done.record())
+    if options.open:
+        open_page(done.folder / "report.html", output)
     return 0
 
 

@@ -11,7 +11,15 @@ import shtab
 
 from fedre_privacy import __version__
 from fedre_privacy.core.options import Option, option_in, options_of
-from fedre_privacy.runs.options import PRESET, RUNS, SET, TRAINING, PlaceOptions, UnfinishedOptions
+from fedre_privacy.runs.options import (
+    PRESET,
+    RUNS,
+    SET,
+    TRAINING,
+    LogOptions,
+    PlaceOptions,
+    UnfinishedOptions,
+)
 
 from .index import indexed_constant
 
@@ -49,6 +57,11 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
 def add_runs_option(group: argparse._ActionsContainer) -> None:
     """Where run folders are."""
     add_options(group, {"runs": option_in(RUNS)})
+
+
+def add_log_option(group: argparse._ActionsContainer) -> None:
+    """Which experiment trackers hear of the work."""
+    add_options(group, options_of(LogOptions))
 
 
 def add_plugin_option(group: argparse._ActionsContainer) -> None:

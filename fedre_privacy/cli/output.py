@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.cells import cell_len
 
@@ -29,6 +29,15 @@ MOST_BITS = 128
 """Longest whole number that is printed as one; Python writes none of thousands of digits."""
 GAP, NARROW = 3, 2
 """Spaces between the columns of a table, and of one that does not fit otherwise."""
+
+
+class Estimate(Protocol):
+    """What a dry run found (`experiments.dry_run`)."""
+
+    @property
+    def lines(self) -> Mapping[str, str]: ...
+
+    def table(self, trainings: int = 1) -> Sequence[Mapping[str, str]]: ...
 
 
 class Output:
@@ -89,6 +98,13 @@ class Output:
         for text in table_lines(rows, terminal_width()):
             self.text(text)
 
+    def estimate(self, estimate: Estimate, trainings: int = 1) -> None:
+        """Print what a dry run found: what would be done, then a table of what it would take."""
+        for heading, text in estimate.lines.items():
+            self.line(heading, text)
+        self.text()
+        self.table(estimate.table(trainings))
+
     def final(self, path: Path | None, data: Mapping[str, Any]) -> None:
         """Print what a script waits for: the path, or the last JSON object."""
         self.stop()
@@ -118,6 +134,8 @@ class Output:
             if data["accuracy"] is not None:
                 note += f"  accuracy {data['accuracy']:.3f}"
             self._advance("train", data["round"], data["of"], note)
+        elif event.name == "features.computed":
+            self._advance("features", data["done"], data["of"], "of the backbone, once")
         elif event.name == "attack.step":
             self._steps[data["first"]] = (data["step"] + 1) * data["rows"]
             match = float(data["match"].nanmedian())

@@ -105,8 +105,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     output.line("Will", f"{DOES[wanted.part]}; {took}")
     if options.dry_run:
         estimate = dry_run(wanted.run or wanted.training, wanted.attack, device)
-        for heading, text in estimate.lines.items():
-            output.line(heading, text)
+        output.estimate(estimate)
         output.final(None, {"plan": vars(estimate)})
         return 0
     done, path = repeat(

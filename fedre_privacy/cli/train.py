@@ -12,7 +12,7 @@ from fedre_privacy.core.registry import plugin_words
 from fedre_privacy.runs.options import TrainOptions
 
 from .command import command
-from .options import add_common_options, add_options, add_training_options
+from .options import add_common_options, add_log_option, add_options, add_training_options
 from .output import Output
 from .subcommands import run_subcommand, usage
 
@@ -27,6 +27,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add_training_options(made)
     add_options(made, {"engine": options_of(TrainOptions)["engine"]})
+    add_log_option(made)
     add_common_options(made)
     return made
 
@@ -39,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(options: argparse.Namespace, output: Output) -> int:
     """Train a federation, or say what training it would do; return the exit code."""
     from fedre_privacy.api import run_training
+    from fedre_privacy.loggers.base import chosen_loggers
     from fedre_privacy.reports.run_figures import draw
     from fedre_privacy.runs.device import choose_device
     from fedre_privacy.runs.settings import ATTACK_SECTIONS
@@ -55,6 +57,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     if options.explain is not None:
         explain(settings, None, output, options.explain)
         return 0
+    chosen_loggers(options.log)
     device = choose_device(options.device)
     if options.dry_run:
         plan = print_dry_run(settings, options, device, output)
@@ -68,6 +71,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
         restart=options.restart,
         report=output,
         engine=options.engine,
+        log=options.log,
     )
     print_run(run, output, trained_now="train.reused" not in output.reused)
     best = run.best_round()

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import argparse
 import sys
-import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import shtab
 
 from fedre_privacy.core.units import human_bytes, plural
 
+from .browser import add_open_option, open_page
 from .command import command
 from .options import add_output_options
 from .output import Output
+
+
+class _StoreIfGiven(argparse.Action):
+    """Store a word where there is one; argparse stores the default of one that is absent."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
+        option_string: str | None = None,
+    ) -> None:  # fmt: skip
+        if values is not None:
+            setattr(namespace, self.dest, values)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -27,7 +39,11 @@ def parser() -> argparse.ArgumentParser:
         "no network. Give the command again and reload to see what has come since.",
     )
     made.add_argument(
-        "runs", nargs="?", type=Path, default=Path("runs"), metavar="RUNS",
+        "--runs-dir", dest="runs", type=Path, default=Path("runs"), metavar="DIR",
+        help="the same as RUNS, by the option that other commands have",
+    ).complete = shtab.DIRECTORY  # type: ignore[attr-defined]  # fmt: skip
+    made.add_argument(
+        "runs", nargs="?", type=Path, action=_StoreIfGiven, metavar="RUNS",
         help="folder of runs, or of folders of runs (default: runs)",
     ).complete = shtab.DIRECTORY  # type: ignore[attr-defined]  # fmt: skip
     made.add_argument(
@@ -39,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
         "--without-truth", action="store_true",
         help="leave out what is private: training images, members, counts of classes",
     )  # fmt: skip
-    made.add_argument("--open", action="store_true", help="open the page in the browser")
+    add_open_option(made)
     shtab.add_argument_to(
         made, "--print-completion", help="print a completion script of a shell, and stop"
     )
@@ -78,7 +94,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
         {"path": str(made.path), "shown": counts, "damaged": bad, "truth": made.truth},
     )
     if options.open:
-        webbrowser.open(made.path.resolve().as_uri())
+        open_page(made.path, output)
     return 0
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 import torch
@@ -99,4 +100,29 @@ def wrong_values(name: str, tensor: Tensor, content: Content) -> list[str]:
         return [
             f"'{name}' is an encoding that sums to {float(tensor.double().sum()):.4g}, not to 1"
         ]
+    return []
+
+
+def wrong_spread(spread: Mapping[str, Tensor], rows: int, dim: int) -> list[str]:
+    """Say what is wrong with the covariances (`artifacts.ClassStatistics`) of `rows` means."""
+    square = ((dim, dim), (dim * (dim + 1) // 2,))
+    each = tuple((rows, *shape) for shape in square)
+    forms: dict[str, tuple[tuple[int, ...], ...]] = {
+        "full": each, "diagonal": ((rows, dim),), "spherical": ((rows,),),
+        "tied": square, "moment": square,
+    }  # fmt: skip
+    if len(spread) != 1 or not set(spread) <= set(forms):
+        given = ", ".join(sorted(spread)) or "nothing"
+        return [f"'spread' holds {given}; one of {', '.join(forms)} is needed"]
+    ((name, tensor),) = spread.items()
+    if tuple(tensor.shape) not in forms[name]:
+        wanted = " or ".join(map(str, forms[name]))
+        return [f"'spread/{name}' has shape {tuple(tensor.shape)}, not {wanted}"]
+    values = tensor.double()
+    if name in ("diagonal", "spherical"):
+        return [f"'spread/{name}' holds variances below 0"] if bool((values < 0).any()) else []
+    if values.shape[-2:] == (dim, dim) and values.numel():
+        apart = float((values - values.transpose(-1, -2)).abs().max())
+        if apart > 0.1 * float(values.abs().max()):
+            return [f"'spread/{name}' holds a matrix that is not symmetric"]
     return []

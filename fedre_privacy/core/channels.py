@@ -98,6 +98,47 @@ class Rounding:
 
 
 @dataclass(frozen=True)
+class NoisySums:
+    """Add normal noise to numbers of samples, sums of representations and of their outer products.
+
+    Args:
+        count, sums, outer: standard deviation on a number of samples, on each value of a sum, and
+            on each diagonal value of a sum of outer products; off the diagonal it is outer over
+            the root of 2. A spherical covariance holds one such value, a sum of squared lengths.
+    """
+
+    word: ClassVar[str] = "noise on sums"
+
+    count: float
+    sums: float
+    outer: float
+
+
+@dataclass(frozen=True)
+class Shrinkage:
+    """Mix covariances with something simpler: (1 - share) C + share T.
+
+    Args:
+        share: of what is simpler, from 0 to 1.
+        towards: T; ``identity``: the mean variance times the identity, ``diagonal``: C's diagonal.
+    """
+
+    word: ClassVar[str] = "shrinkage"
+
+    share: float
+    towards: str = "identity"
+
+
+@dataclass(frozen=True)
+class LeastCount:
+    """Leave out means of fewer samples than this; they stay in a covariance of all classes."""
+
+    word: ClassVar[str] = "least count"
+
+    count: int
+
+
+@dataclass(frozen=True)
 class NoisySteps:
     """Train on gradients of single samples, each shortened, with normal noise on their sum.
 
@@ -113,6 +154,61 @@ class NoisySteps:
 
 
 @dataclass(frozen=True)
+class CorrelatedSteps:
+    """Train in noisy steps whose noise is correlated from step to step, afresh in every round.
+
+    Args:
+        norm, noise: as of `NoisySteps`; the noise x of step t is z C g_t with
+            g_t + coefficients[1] g_(t-1) + ... = normal and independent numbers.
+        coefficients: the first is 1.
+    """
+
+    word: ClassVar[str] = "noisy training with correlated noise"
+
+    norm: float
+    noise: float
+    coefficients: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "coefficients", tuple(self.coefficients))
+
+
+@dataclass(frozen=True)
+class LearntChange:
+    """Change each representation by what a client has learnt.
+
+    Extractors that an attacker holds who knows of it make this change too; see
+    `core.types.RandomModule` for what they draw.
+
+    Args:
+        random: it draws anew for each representation.
+    """
+
+    word: ClassVar[str] = "learnt change"
+
+    random: bool = False
+
+
+@dataclass(frozen=True)
+class RandomChange:
+    """Change each representation by fresh draws alone, which extractors without them do not.
+
+    What an attacker holds differs from the bare extractor where it repeats uploads, and not where
+    it matches them.
+    """
+
+    word: ClassVar[str] = "random change"
+    random: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class TrainingTerm:
+    """Train with a further term in the loss of each batch, perhaps against an opponent."""
+
+    word: ClassVar[str] = "training term"
+
+
+@dataclass(frozen=True)
 class SummingStep:
     """Show the server sums over the clients of a round only."""
 
@@ -121,15 +217,23 @@ class SummingStep:
 
 Value = ClippingStep | Masking | Noise | UnknownNoise | RandomRounding
 """What can happen to numbers that are sent."""
-Step = Value | Smoothing | Rounding | NoisySteps | SummingStep
+Training = NoisySteps | CorrelatedSteps | TrainingTerm
+"""What can happen to local training."""
+Change = LearntChange | RandomChange
+"""What an extractor may do to what it makes."""
+Statistic = NoisySums | Shrinkage | LeastCount
+"""What can happen to numbers, means and covariances of classes."""
+Step = Value | Change | Statistic | Smoothing | Rounding | Training | SummingStep
 
 _VALUES = (ClippingStep, Masking, Noise, UnknownNoise, RandomRounding)
 PLACES: dict[str, tuple[type[Step], ...]] = {
+    "extractor": (LearntChange, RandomChange),
     "each": (ClippingStep,),
     "rows": _VALUES,
     "updates": _VALUES,
+    "statistics": (NoisySums, Shrinkage, LeastCount),
     "encoding": (Smoothing, Rounding),
-    "training": (NoisySteps,),
+    "training": (NoisySteps, CorrelatedSteps, TrainingTerm),
     "round": (SummingStep,),
 }
 """Where steps act, and the steps that may stand there."""
@@ -176,9 +280,12 @@ class Channel:
         each: to each representation, before means are taken of them.
         rows: to vectors as they are sent: representations, prototypes, entangled, class outputs.
         updates: to parameters sent minus parameters received, and to gradients.
+        statistics: to numbers, means and covariances of classes.
         encoding: to label encodings.
         training: to local training.
         round: to the round as a whole, after everything else.
+        extractor: to what a client's extractor makes, before everything else; so it is of
+            representations that were not sent too.
 
     Raises:
         TypeError: a step that cannot stand at its place.
@@ -187,9 +294,11 @@ class Channel:
     each: tuple[ClippingStep, ...] = ()
     rows: tuple[Value, ...] = ()
     updates: tuple[Value, ...] = ()
+    statistics: tuple[Statistic, ...] = ()
     encoding: tuple[Smoothing | Rounding, ...] = ()
-    training: tuple[NoisySteps, ...] = ()
+    training: tuple[Training, ...] = ()
     round: tuple[SummingStep, ...] = ()
+    extractor: tuple[Change, ...] = ()
 
     def __post_init__(self) -> None:
         for place, kinds in PLACES.items():

@@ -34,15 +34,18 @@ class Package:
         """Why it cannot be used, after "needs"; empty where it can."""
         if importlib.util.find_spec(self.name) is None:
             return f"the package {self.name}, which is not installed"
-        if self.oldest is None or self.below is None:
+        if self.oldest is None:
             return ""
         from importlib.metadata import version
 
         found = version(self.name)
-        if self.oldest <= tuple(int(part) for part in found.split(".")[:2]) < self.below:
+        known = tuple(int(part) for part in found.split(".")[:2])
+        if self.oldest <= known and (self.below is None or known < self.below):
             return ""
-        oldest, below = (".".join(map(str, one)) for one in (self.oldest, self.below))
-        return f"{self.name} {oldest} or newer, below {below}; {found} is installed"
+        needed = f"{self.name} {'.'.join(map(str, self.oldest))} or newer"
+        if self.below is not None:
+            needed += f", below {'.'.join(map(str, self.below))}"
+        return f"{needed}; {found} is installed"
 
 
 @dataclass(frozen=True)

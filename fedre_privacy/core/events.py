@@ -47,6 +47,7 @@ OF_ATTACKS: Mapping[str, type] = {"attack.step": Step, "note": Note}
 
 EVENTS: Mapping[str, frozenset[str]] = {
     "note": frozenset({"text"}),
+    "features.computed": frozenset({"done", "of", "left_s"}),
     "train.round": frozenset({"round", "of", "loss", "accuracy"}),
     "train.reused": frozenset({"folder"}),
     "train.done": frozenset({"folder", "wall_s"}),

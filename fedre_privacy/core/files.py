@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 
 from . import typed_yaml as schema
 from .errors import DamagedInputError, MissingInputError
+from .host import HOST
 from .interrupts import check
 from .os_errors import file_write_errors
 from .safe_text import csv_text
@@ -65,7 +66,7 @@ def write_with(path: Path, write: Callable[[Path], object]) -> None:
         StorageError: the disk is full, read-only or broken; `path` is as it was before.
     """
     check()
-    temporary = path.with_name(f".{os.getpid()}.{path.name}")
+    temporary = path.with_name(f".{os.getpid()}.{HOST}.{path.name}")
     with file_write_errors(path):
         path.parent.mkdir(mode=0o700 if _PRIVATE.get() else 0o777, parents=True, exist_ok=True)
         try:
@@ -249,14 +250,7 @@ def write_tensors(
     """Write a safetensors file atomically, the same bytes each time; return its SHA-256 (hex)."""
     import safetensors.torch
 
-    ready: dict[str, torch.Tensor] = {}
-    seen: set[int] = set()
-    for name, tensor in tensors.items():
-        plain = tensor.detach().cpu().contiguous()
-        storage = plain.untyped_storage().data_ptr()
-        # safetensors refuses tensors that share memory, such as tied weights
-        ready[name] = plain.clone() if storage in seen else plain
-        seen.add(storage)
+    ready = _unshared(tensors)
     extra = dict(metadata) if metadata else None
     digests: list[str] = []
 
@@ -268,6 +262,18 @@ def write_tensors(
 
     write_with(path, fill)
     return digests[0]
+
+
+def _unshared(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors on the CPU, no two in the same memory, which safetensors refuses (tied weights)."""
+    ready: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        plain = tensor.detach().cpu().contiguous()
+        storage = plain.untyped_storage().data_ptr()
+        ready[name] = plain.clone() if storage in seen else plain
+        seen.add(storage)
+    return ready
 
 
 def _order_metadata(path: Path) -> None:
@@ -407,7 +413,8 @@ def tensor_sha256(*tensors: torch.Tensor) -> str:
     """Hash the raw bytes of tensors, in order (hex)."""
     digest = hashlib.sha256()
     for tensor in tensors:
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        array = tensor.detach().cpu().contiguous().numpy()
+        digest.update(array.reshape(-1).view("u1").data)  # no copy: images may be a mapped file
     return digest.hexdigest()
 
 

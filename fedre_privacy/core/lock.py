@@ -1,4 +1,9 @@
-"""One process works in a folder at a time: a lock that ends with the process that holds it."""
+"""One process works in a folder at a time.
+
+A lock (`lock_folder`) ends with the process that holds it, and counts on this machine. A lease
+(`lease_folder`) counts on every machine that shares the folder: it is a file that can be created
+once, which its holder touches again and again. Another machine takes a lease that nobody touches.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +13,26 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import FileLock, SoftFileLease, Timeout
 
 from .errors import InUseError, StorageError
+from .host import HOST
 from .os_errors import file_write_errors
 
 LOCK = ".lock"
 """Name of the file in the folder that is locked."""
+
+LEASE = ".lease"
+"""Name of the file in the folder that is leased."""
+
+LEASE_SECONDS = 180.0
+"""Without a touch, after which another machine takes a lease. Its holder touches it three times as
+often; network file systems show a touch after 60 seconds at most."""
 
 WAIT_SECONDS = 0.2
 """Between two looks at a lock that is waited for."""
@@ -27,8 +40,8 @@ WAIT_SECONDS = 0.2
 STALE_SECONDS = 2.0
 """Age from which a file of a process that this machine does not know is left behind."""
 
-TEMPORARY = re.compile(r"\.\d+\..+")
-"""Names of files being written, see `files.write_with`."""
+TEMPORARY = re.compile(r"\.(\d+)\.(?:([0-9a-f]{8})\.)?.+")
+"""Names of files being written, by process and machine, see `files.write_with`."""
 
 
 @contextmanager
@@ -87,11 +100,76 @@ def is_held(folder: Path) -> bool:
     return False
 
 
+@contextmanager
+def lease_folder(folder: Path, lost: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold a folder, which is made if it is not there, for all machines, while a block runs.
+
+    Other holders are waited for. The lease of a process of this machine that was killed is taken at
+    once, another machine's after `LEASE_SECONDS`. What the last holder wrote beside the folder is
+    seen: creating a file there makes a network file system look again. The file goes when the block
+    ends, and so does the folder if nothing was put into it.
+
+    Args:
+        lost: called in a thread of its own where this process gave no sign for so long that
+            another one took the lease.
+
+    Raises:
+        StorageError: the folder cannot be written.
+    """
+    lease = _lease(folder, lost)
+    with file_write_errors(folder / LEASE):
+        while True:
+            folder.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # who held it has just removed the empty folder
+                lease.acquire(poll_interval=WAIT_SECONDS)
+                break
+        look = folder.with_name(f".{os.getpid()}.{HOST}.{folder.name}")
+        look.touch()
+        look.unlink()
+    try:
+        yield
+    finally:
+        lease.release()
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def is_leased(folder: Path) -> bool:
+    """Whether somebody holds a lease on a folder, or held it on another machine and was killed."""
+    if not (folder / LEASE).exists():
+        return False
+    lease = _lease(folder)
+    try:
+        lease.acquire(blocking=False)
+    except Timeout:
+        return True
+    except OSError:
+        return False
+    lease.release()
+    return False
+
+
+def _lease(folder: Path, lost: Callable[[], None] = lambda: None) -> SoftFileLease:
+    return SoftFileLease(
+        folder / LEASE,
+        lease_duration=LEASE_SECONDS,
+        on_compromise=lambda _: lost(),
+        thread_local=False,
+    )
+
+
 def remove_left(folder: Path) -> None:
     """Remove what a process that was killed at its very end left: its lock and temporary files."""
     if (folder / LOCK).exists():
         with suppress(InUseError, StorageError), lock_folder(folder):
             remove_temporaries(folder)
+
+
+def remove_left_lease(folder: Path) -> None:
+    """Remove the lease and the folder of a process of this machine that was killed at its end."""
+    if folder.is_dir() and not is_leased(folder):
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def temporaries(folder: Path) -> list[Path]:
@@ -116,8 +194,9 @@ def remove_stale(folder: Path) -> None:
     """Remove files that processes of this machine were writing and that are gone, unheld."""
     for path in temporaries(folder):
         with suppress(OSError):
-            pid = int(path.name.split(".")[1])
-            if not _alive(pid) and time.time() - path.stat().st_mtime > STALE_SECONDS:
+            pid, host = TEMPORARY.fullmatch(path.name).groups()  # type: ignore[union-attr]
+            old = time.time() - path.stat().st_mtime > STALE_SECONDS
+            if host in (None, HOST) and not _alive(int(pid)) and old:
                 path.unlink()
 
 

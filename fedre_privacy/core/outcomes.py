@@ -224,6 +224,33 @@ class RecoveredPrototypes(Outcome):
 
 
 @dataclass(frozen=True, eq=False)
+class RecoveredRepresentations(Outcome):
+    """Representations of single images that an attack worked out of statistics over several.
+
+    Shape:
+        vectors (N, d): in no order within a client and class; as many as were found.
+        clients, labels, rounds (N,) int64: whose, of which class, as of which round.
+        expected_error (N,): relative error ||x - x'|| / ||x'|| that the attack itself expects.
+        certified (N,) bool: whether a check without truth says that it is at most .01.
+    Args:
+        notes: what was found and what is left open, one sentence for each class.
+    """
+
+    vectors: Tensor = field(metadata=holds(NUMBERS, "N", "d", single=True))
+    clients: Tensor = field(metadata=holds(WHOLE, "N", low=0))
+    labels: Tensor = field(metadata=holds(WHOLE, "N", low=0, high=CLASSES))
+    rounds: Tensor = field(metadata=holds(WHOLE, "N", low=0))
+    expected_error: Tensor = field(metadata=holds(NUMBERS, "N"))
+    certified: Tensor = field(metadata=holds(TRUTH, "N"))
+    notes: tuple[str, ...]
+
+    @property
+    def lost(self) -> bool:
+        """Whether nothing is finite and nothing says why."""
+        return not self.notes and not bool(self.vectors.isfinite().all(1).any())
+
+
+@dataclass(frozen=True, eq=False)
 class LabelEstimate(Outcome):
     """What an attack says about the labels of each client.
 
@@ -260,6 +287,18 @@ class MembershipScores(Outcome):
     """
 
     scores: Tensor = field(metadata=holds(NUMBERS, CANDIDATES))
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class CandidateScores(Outcome):
+    """How strongly an attack believes that each candidate image went into each target.
+
+    Shape: scores (N, M), higher means that it did, comparable between targets too; NaN where
+    nothing is said.
+    """
+
+    scores: Tensor = field(metadata=holds(NUMBERS, TARGETS, CANDIDATES))
     notes: tuple[str, ...]
 
 

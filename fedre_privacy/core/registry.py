@@ -293,8 +293,16 @@ def import_plugins(modules: Iterable[str]) -> None:
             import_own(module)
         except Exception as error:  # a user's module may fail in any way; it is reported
             raise IncompatibleError(
-                f"--plugin {module} cannot be imported: {type(error).__name__}: {error}"
+                f"--plugin {module} cannot be imported: {type(error).__name__}: {error}",
+                next_step=_looked_for(error),
             ) from error
+
+
+def _looked_for(error: Exception) -> str | None:
+    """Where a module that was not found was looked for."""
+    if not isinstance(error, ModuleNotFoundError):
+        return None
+    return "A module is looked for in the working directory and among installed packages."
 
 
 def not_installed(modules: Iterable[str]) -> list[str]:
@@ -337,7 +345,8 @@ def import_plugin(path: str, what: str) -> type:
             module = import_own(module_name)
         except Exception as error:  # a stranger's module may fail in any way; it is reported
             raise IncompatibleError(
-                f"{what} '{path}' cannot be imported: {type(error).__name__}: {error}"
+                f"{what} '{path}' cannot be imported: {type(error).__name__}: {error}",
+                next_step=_looked_for(error),
             ) from error
     if module is None:
         raise ConfigError(

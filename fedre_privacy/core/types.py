@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -115,6 +115,8 @@ class Knowledge(StrEnum):
     ARCHITECTURE = "architecture"
     INITIAL_MODEL = "initial-model"
     HEADS = "heads"
+    FROZEN_EXTRACTOR = "frozen-extractor"
+    """That extractors are the same in every round, not what they are."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,9 @@ class ThreatModel:
         reference: where the model comes from.
         behaviour: ``"semi-honest"``, or ``"malicious"``: the server of the attacked run did not
             follow the protocol.
+        when_to_use: when to take it rather than another: a clause of at most 100 characters.
+        public_extractors: it holds extractors because they are public, so that none are granted
+            where clients train theirs.
     """
 
     name: str
@@ -137,6 +142,8 @@ class ThreatModel:
     summary: str
     reference: str = ""
     behaviour: str = "semi-honest"
+    when_to_use: str = ""
+    public_extractors: bool = False
 
 
 # --- what an attack receives, and what the evaluator keeps ---------------------------------------
@@ -157,6 +164,14 @@ class LocalTrainingFacts:
     epochs: int
     batch_size: int
     sizes: Mapping[int, int]
+
+
+@runtime_checkable
+class RandomModule(Protocol):
+    """An extractor that can draw, as clients draw whose representations are changed at random."""
+
+    def sample(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """Representations (n, d) of images (n, C, H, W) with fresh draws."""
 
 
 class Rehearsal(Protocol):
@@ -221,9 +236,10 @@ class KnownDefense:
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """Samples about which a membership attack is asked: did this client train on this one?
+    """Samples about which an attack is asked: did this client train on this one?
 
-    Shape: images (M, C, H, W) in [0, 1]; labels, clients (M,) int64.
+    Shape: images (M, C, H, W) in [0, 1]; labels, clients (M,) int64. A client of -1: which of all
+    targets the sample went into.
     """
 
     images: Tensor
@@ -280,7 +296,7 @@ class Observation:
         aux: auxiliary images in [0, 1] (m, C, H, W), or None unless granted.
         aux_labels: their labels (m,), or None.
         training: how clients train, or None unless granted.
-        candidates: samples whose membership is asked, or None.
+        candidates: samples whose membership is asked, or which of them went into a target, or None.
         models: (client, round) to the whole model, with the parameters from which the client
             started the round, where the protocol's own messages give it to the server.
         images_per_target: images sought in each target where targets carry no rows (gradients,
@@ -383,23 +399,28 @@ _PLACES: dict[Content, tuple[str, ...]] = {
     Content.REPRESENTATION: ("each", "rows"),
     Content.PROTOTYPE: ("each", "rows"),
     Content.LOGITS: ("rows",),
-    Content.STATISTIC: ("rows",),
-    Content.PARAMETERS: ("updates",),
+    Content.STATISTIC: ("rows", "statistics"),
+    Content.PARAMETERS: ("extractor", "updates"),
     Content.LABEL_ENCODING: ("encoding",),
 }
 """Places of a channel that tensors on the wire went through."""
+
+
+_VECTORS = {Content.REPRESENTATION, Content.PROTOTYPE}
 
 
 def channel_places(observation: Observation) -> frozenset[str]:
     """Places of a channel that the targets went through.
 
     Targets that another attack recovered, or that the protocol does not send, went through none
-    but the training.
+    but the extractor and the training.
     """
     sent = {(u.client, u.round, type(a)) for u in observation.uploads for a in u.artifacts}
     found = {"training", "round"}
     for target in observation.targets:
         for artifact in target.artifacts:
+            if _VECTORS & {*artifact.content().values()}:
+                found.add("extractor")
             if target.counterfactual or (target.client, target.round, type(artifact)) not in sent:
                 continue
             for content in artifact.content().values():

@@ -18,6 +18,7 @@ from ..core.config import knob
 from ..core.errors import IncompatibleError, MissingInputError
 from ..core.files import tensor_sha256
 from ..core.registry import Registry
+from ..core.units import plural
 
 BUILT_IN = "Works now, without any file: --dataset digits or --dataset photos."
 """Last sentence of every message about an absent data set."""
@@ -96,13 +97,18 @@ class ImageData:
     def __len__(self) -> int:
         return len(self.images)
 
-    def __repr__(self) -> str:
+    def summary(self) -> str:
+        """The data in words: how many images of which size, classes, parts, notes."""
         shape = "x".join(str(side) for side in self.image_shape)
-        notes = f", {len(self.notes)} note(s)" if self.notes else ""
+        notes = f", {plural(len(self.notes), 'note')}" if self.notes else ""
+        classes = "1 class" if self.num_classes == 1 else f"{self.num_classes} classes"
         return (
-            f"ImageData('{self.name}': {len(self)} images {shape}, {self.num_classes} classes, "
-            f"{self.num_train} original training + {len(self) - self.num_train} test{notes})"
+            f"{len(self)} images {shape}, {classes}, "
+            f"{self.num_train} original training + {len(self) - self.num_train} test{notes}"
         )
+
+    def __repr__(self) -> str:
+        return f"ImageData('{self.name}': {self.summary()})"
 
 
 datasets: Registry[Dataset] = Registry("data set", "fedre_privacy.data", see="fedre-train --help")
@@ -117,6 +123,8 @@ class Dataset(ABC):
     """
 
     name: ClassVar[str] = ""
+    when_to_use: ClassVar[str] = ""
+    """When to take it rather than another data set: a clause of at most 100 characters."""
     also: ClassVar[tuple[str, ...]] = ()
     """What else the field calls it: whoever gives such a word is told the name."""
 

@@ -25,6 +25,7 @@ class Digits(Dataset):
         test part, as shipped with scikit-learn).
     """
 
+    when_to_use = "a first run: built in, small, nothing to download"
     also = ("optdigits", "sklearn", "toy")
 
     size: int = knob(24, help="side of the images; the scans have 8", unit="pixels", ge=4, le=1024)

@@ -22,6 +22,7 @@ from torch import Tensor
 from ..core.errors import DamagedInputError, IncompatibleError
 from ..core.units import first_few, plural
 from .base import resize
+from .mapped import copy_images, empty_images
 
 SUFFIXES = (
     ".apng", ".avif", ".bmp", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm",
@@ -304,7 +305,7 @@ def decode_all(tree: Tree, names: Sequence[str], size: int | None) -> tuple[Tens
         if size is not None:
             image = resize(image, size)
         if row == 0:
-            out = image.new_empty((len(names), *image.shape))
+            out = empty_images(len(names), tuple(image.shape))
         if image.shape[1:] != out.shape[2:]:
             sizes = (out.shape[2:], image.shape[1:])
             first, other = (f"{s[1]}x{s[0]}" for s in sizes)
@@ -316,7 +317,7 @@ def decode_all(tree: Tree, names: Sequence[str], size: int | None) -> tuple[Tens
                 "to the square at their centre and resized to it.",
             )
         if image.shape[0] > out.shape[1]:
-            out = out.expand(-1, 3, -1, -1).clone()
+            out = copy_images(out, channels=3)
         out[row] = image
     notes = [pattern.format(plural(count, "image")) for pattern, count in sorted(counts.items())]
     return out, [f"{note[0].upper()}{note[1:]}." for note in notes]

@@ -32,6 +32,7 @@ class ImageFolder(Dataset):
             test class without training images.
     """
 
+    when_to_use = "your own images in folders or a .zip file"
     also = ("folder", "images", "image-folder", "directory", "zip", "own")
 
     path: str | None = knob(None, help="the folder, or a .zip file of it")

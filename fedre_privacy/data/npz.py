@@ -36,6 +36,7 @@ class Npz(Dataset):
     a note counts classes without images. Pickled content is never loaded.
     """
 
+    when_to_use = "your own images as arrays in one file"
     also = ("numpy", "npy", "array", "arrays")
 
     path: str | None = knob(None, help="the .npz file")

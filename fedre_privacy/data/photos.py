@@ -48,6 +48,8 @@ class Photos(Dataset):
         MissingInputError: this build of scikit-image comes without one of the files.
     """
 
+    when_to_use = "colour images without a file or a network: built in"
+
     size: int = knob(32, help="side of the images", unit="pixels", ge=8, le=1024)
     per_photo: int = knob(200, help="squares cut from each photograph", unit="images", ge=1)
     seed: int = knob(0, help="seed of the sides and places of the squares", ge=0, le=2**32 - 9)

@@ -34,6 +34,7 @@ class TinyImageNet(Dataset):
         IncompatibleError: not the official layout.
     """
 
+    when_to_use = "64-pixel images of 200 classes, to compare with papers"
     also = ("tiny-imagenet-200", "imagenet")
 
     path: str | None = knob(None, help="the folder tiny-imagenet-200, or a .zip file of it")

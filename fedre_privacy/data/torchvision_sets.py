@@ -116,6 +116,7 @@ class Cifar10(TorchvisionDataset):
     Reference: A. Krizhevsky, Learning multiple layers of features from tiny images, 2009.
     """
 
+    when_to_use = "the field's usual colour images, to compare with papers"
     also = ("cifar",)
 
     torchvision_name = "CIFAR10"
@@ -132,6 +133,7 @@ class Cifar100(TorchvisionDataset):
     Reference: A. Krizhevsky, Learning multiple layers of features from tiny images, 2009.
     """
 
+    when_to_use = "many classes with few images each, to compare with papers"
     torchvision_name = "CIFAR100"
     place = "cifar-100-python.tar.gz, or the folder cifar-100-python from inside it,"
 
@@ -145,6 +147,7 @@ class Mnist(TorchvisionDataset):
         document recognition, Proceedings of the IEEE 1998.
     """
 
+    when_to_use = "28-pixel digits, to compare with papers"
     torchvision_name = "MNIST"
     place = "the four *-ubyte.gz files, in its sub-folder MNIST/raw,"
 
@@ -157,6 +160,7 @@ class FashionMnist(TorchvisionDataset):
     Reference: H. Xiao, K. Rasul, R. Vollgraf, Fashion-MNIST, arXiv:1708.07747, 2017.
     """
 
+    when_to_use = "28-pixel grey images that are harder than digits"
     also = ("fmnist", "fashion")
 
     torchvision_name = "FashionMNIST"

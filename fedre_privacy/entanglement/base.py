@@ -94,6 +94,8 @@ class Entanglement:
     """Base of all schemes. Authors write `sample_weights`; a scheme is pure and seeded."""
 
     name: ClassVar[str] = ""
+    when_to_use: ClassVar[str] = ""
+    """When to take it rather than another scheme: a clause of at most 100 characters."""
     exact: ClassVar[bool] = True
     """Whether the encoding says of the samples what was really mixed of them."""
 

@@ -29,6 +29,8 @@ class Decoy(Entanglement):
     Reference: the idea of decoys, Juels and Rivest, Honeywords, CCS 2013.
     """
 
+    when_to_use = "to hide which classes a client holds"
+
     count: int = knob(2, help="decoy classes, as far as classes are absent", ge=1)
     vectors: str = knob(
         "public", help="where decoy vectors come from", choices=("public", "private")

@@ -24,6 +24,8 @@ class MOfN(Entanglement):
     Deviations: nothing between the ends is published.
     """
 
+    when_to_use = "to see what lies between one class a round (rsp) and all of them (rap)"
+
     m: int = knob(3, help="classes in each upload", ge=1)
     base: Entanglement = part(schemes, "rap", help="scheme that mixes them")
 

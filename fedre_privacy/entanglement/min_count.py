@@ -23,6 +23,8 @@ class MinCount(Entanglement):
         Statistical Disclosure Control, 2012).
     """
 
+    when_to_use = "to keep classes of few images, which leak most, out of the mixture"
+
     min_count: int = knob(5, help="samples a class needs to be mixed in", ge=1)
     base: Entanglement = part(schemes, "rap", help="scheme that mixes the others")
 

@@ -28,6 +28,7 @@ class QuantisedEncoding(Entanglement):
     Reference: largest-remainder rounding (Hamilton's method of apportionment).
     """
 
+    when_to_use = "to hide the exact weights of a mixture; best together with `slow`"
     exact = False
 
     levels: int = knob(16, help="steps between 0 and 1", ge=1)

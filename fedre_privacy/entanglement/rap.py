@@ -31,6 +31,8 @@ class RAP(Entanglement):
     Deviations: the printed formula normalises over samples; the index must run over classes.
     """
 
+    when_to_use = "FedRE as published: the default"
+
     weights: str = knob("uniform", help="distribution of the weights", choices=DISTRIBUTIONS)
     positive: str = knob("abs", help="what happens to negative draws", choices=POSITIVE)
 

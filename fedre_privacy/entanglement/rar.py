@@ -20,6 +20,8 @@ class RAR(Entanglement):
     Reference: FedRE (CVPR 2026), Table 6.
     """
 
+    when_to_use = "single samples weighted at random: FedRE's variant on representations"
+
     weights: str = knob("uniform", help="distribution of the weights", choices=DISTRIBUTIONS)
     positive: str = knob("abs", help="what happens to negative draws", choices=POSITIVE)
 

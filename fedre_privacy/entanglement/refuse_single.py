@@ -23,6 +23,8 @@ class RefuseSingle(Entanglement):
     Deviations: FedRE uploads it.
     """
 
+    when_to_use = "clients with one class, which a mixture cannot hide"
+
     min_classes: int = knob(2, help="classes that an upload needs", ge=1)
     base: Entanglement = part(schemes, "rap", help="scheme that mixes them")
 

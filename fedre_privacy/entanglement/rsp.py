@@ -18,6 +18,8 @@ class RSP(Entanglement):
     Reference: FedRE (CVPR 2026), Table 6.
     """
 
+    when_to_use = "the variant of FedRE that sends one prototype a round; nothing is mixed"
+
     def sample_weights(self, labels: Tensor, num_classes: int, rng: torch.Generator) -> Tensor:
         present = labels.unique()
         chosen = present[torch.randint(len(present), (1,), generator=rng)]

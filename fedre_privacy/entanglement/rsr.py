@@ -18,6 +18,8 @@ class RSR(Entanglement):
     Reference: FedRE (CVPR 2026), Table 6.
     """
 
+    when_to_use = "the variant of FedRE that sends one representation: an upper end of leakage"
+
     def sample_weights(self, labels: Tensor, num_classes: int, rng: torch.Generator) -> Tensor:
         weights = torch.zeros(len(labels), dtype=torch.float64)
         weights[torch.randint(len(labels), (1,), generator=rng)] = 1.0

@@ -24,6 +24,8 @@ class Slow(Entanglement):
     Deviations: nothing between the ends is published.
     """
 
+    when_to_use = "to keep uploads of several rounds from being solved for their prototypes"
+
     spread: float = knob(0.1, help="share of each round's own weights", ge=0, le=1)
     base: Entanglement = part(schemes, "rap", help="scheme whose weights are slowed down")
 

@@ -18,5 +18,7 @@ class VAP(Entanglement):
     Reference: FedRE (CVPR 2026), Table 6.
     """
 
+    when_to_use = "equal weights that never change: nothing to solve, and the classes are open"
+
     def sample_weights(self, labels: Tensor, num_classes: int, rng: torch.Generator) -> Tensor:
         return spread_over_classes(torch.ones(num_classes, dtype=torch.float64), labels)

@@ -18,5 +18,7 @@ class VAR(Entanglement):
     Reference: FedRE (CVPR 2026), Table 6.
     """
 
+    when_to_use = "the plain mean of all representations: the fixed variant of `rar`"
+
     def sample_weights(self, labels: Tensor, num_classes: int, rng: torch.Generator) -> Tensor:
         return torch.full((len(labels),), 1.0 / len(labels), dtype=torch.float64)

@@ -25,7 +25,6 @@ from fedre_privacy.core.outcomes import Outcome
 from fedre_privacy.core.typed_yaml import Count, Hash, Seconds, Word
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval import Card
-from fedre_privacy.eval.report import save_figure
 from fedre_privacy.eval.verdict import LEAKS
 from fedre_privacy.runs.folder import (
     COMPLETE,
@@ -182,6 +181,7 @@ def attack(
 ) -> AttackResult:
     """Attack a recorded run, score the result, and write the attack's folder.
 
+    Figures and the page are not among it: `reports.attack` draws them from the result.
     All groups of targets go through the attack in one call. An identical finished attack is read
     back, not repeated.
 
@@ -353,8 +353,6 @@ def _write(result: AttackResult) -> None:
     if pictures := result.card.pictures():
         files.write_tensors(folder / PICTURES, pictures)
     result.trial.write(folder, result.outcome)
-    for name, figure in result.figures().items():
-        save_figure(figure, folder / name)
 
 
 def peak_memory(device: torch.device, attack_bytes: int = 0) -> dict[str, int]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import RECOVERED
 from fedre_privacy.core.artifact_schema import Holds, Role
-from fedre_privacy.core.config import plain
+from fedre_privacy.core.config import plain, plain_plugin
 from fedre_privacy.core.types import AGGREGATE, Broadcast
+from fedre_privacy.defenses.learnt import changes_representations, defended_state
 from fedre_privacy.models.families import ModelSettings, build_model
 from fedre_privacy.models.split import parameters_of
 from fedre_privacy.protocols.blocks.averaging import load_state
@@ -26,24 +29,42 @@ def through_shared(training: TrainSettings, settings: AttackSettings) -> bool:
 
 
 def kept_extractors(
-    run: Run, clients: Collection[int], rounds: Mapping[int, int], part: str = EXTRACTOR
+    run: Run,
+    clients: Collection[int],
+    rounds: Mapping[int, int],
+    part: str = EXTRACTOR,
+    *,
+    defended: bool = False,
 ) -> Modules:
     """Extractors of a run by (client, round), or heads, read from disk when they are asked for.
 
     Args:
         rounds: round asked for, and the round whose extractor is given for it.
+        defended: extractors make the changes that learnt defences make.
     """
+    changes = changing(run) if defended and part == EXTRACTOR else ()
 
     def state(client: int, round: int) -> dict[str, Tensor]:
-        return _part(run.state(client, round), part)
+        own = _part(run.state(client, round), part)
+        return defended_state(own, run.own_state(client, round)) if changes else own
+
+    def recipe(client: int) -> Recipe:
+        return dataclasses.replace(recipe_of(run, client, part), defenses=changes)
 
     return Modules(
         {
-            (client, asked): LazyModule(recipe_of(run, client, part), partial(state, client, given))
+            (client, asked): LazyModule(recipe(client), partial(state, client, given))
             for asked, given in rounds.items()
             for client in clients
         }
     )
+
+
+def changing(run: Run) -> tuple[dict[str, Any], ...]:
+    """Settings of a run's defences, where one of them changes representations by what it learnt."""
+    if not any(map(changes_representations, run.settings.defense)):
+        return ()
+    return tuple(plain_plugin(one) for one in run.acting)
 
 
 def shared_extractors(run: Run, round: int, messages: Messages) -> Modules:

@@ -21,19 +21,19 @@ from fedre_privacy.attacks.base import (
     readers_of_any,
     usual_attacks,
 )
-from fedre_privacy.core.artifact_schema import Holds, Role
+from fedre_privacy.core.artifact_schema import Role
 from fedre_privacy.core.artifacts import Artifact
-from fedre_privacy.core.errors import ConfigError, FedreError, IncompatibleError
+from fedre_privacy.core.errors import FedreError, IncompatibleError
 from fedre_privacy.core.types import Knowledge
-from fedre_privacy.core.units import plural
 from fedre_privacy.defenses.base import Defense
 from fedre_privacy.federation.loop import select
 from fedre_privacy.runs.resolution import DEFAULTS
-from fedre_privacy.runs.settings import AttackSettings, RecordSettings, TrainSettings
+from fedre_privacy.runs.settings import AttackSettings, TrainSettings
 from fedre_privacy.threats.base import threats, threats_granting
 
+from .attacked_rounds import check_rounds
 from .attacker_models import through_shared
-from .observation import effective, stale
+from .observation import effective
 from .questions.base import asked_by, is_uploaded, question_of
 from .suite import entries_for, first_stages, hides_its_head, hides_its_loss
 from .targets import KINDS
@@ -49,80 +49,6 @@ def check_ahead(training: TrainSettings, settings: AttackSettings) -> None:
     check_fit(training, settings)
     check_sums(training, settings)
     check_rounds(training, settings)
-
-
-def check_rounds(
-    training: TrainSettings, settings: AttackSettings, record: RecordSettings | None = None
-) -> None:
-    """Refuse an attack on rounds that would not exist or not be kept.
-
-    Args:
-        record: what the run keeps, where that is known; None: models of all rounds, which a run
-            keeps if they are small, are.
-
-    Raises:
-        ConfigError: they would not, or the truth would be missing.
-        IncompatibleError: extractors would be asked for that are older than there are.
-    """
-    if record is None:
-        record = training.keeping_all() if training.keeps_small else training.record
-    last, every = training.train.rounds, record.keep_every
-    wanted = settings.evaluation.round or (1 if settings.earliest else last)
-    problems = []
-    if wanted > last:
-        problems.append(f"'eval.round' is {wanted}; the training has {plural(last, 'round')}.")
-    elif not record.keeps(wanted, last) and (
-        not record.records(wanted, last) or not only_recorded(training, settings)
-    ):
-        add = "record.keep_first=true" if wanted == 1 else f"record.keep_every={wanted}"
-        asked = "'eval.round' is" if settings.evaluation.round else "The attack is on round"
-        problems.append(
-            f"{asked} {wanted}, whose extractors would not be kept: record.keep_every is {every}. "
-            f"Add --set {add}."
-        )
-    if settings.attack.first_alone and wanted > 1:
-        problems.append(
-            f"Attack '{settings.attack.name}' reads the first round alone, and 'eval.round' is "
-            f"{wanted}. Leave eval.round out."
-        )
-    if (
-        settings.attack.several_rounds
-        and wanted > 1
-        and not any(record.keeps(r, last) for r in range(1, wanted))
-    ):
-        problems.append(
-            f"Attack '{settings.attack.name}' reads several rounds through clients' models, and "
-            f"those of one round would be kept: record.keep_every is {every}. Add --set "
-            "record.keep_every=1, or read one round alone: --set attack.rounds=1."
-        )
-    if not record.truth:
-        problems.append(
-            "Without the truth (--no-truth) no attack can be scored. Leave it out, or train alone "
-            "with fedre-train."
-        )
-    if problems:
-        raise ConfigError(*problems)
-    age = settings.evaluation.staleness
-    if age:
-        kept = [r for r in range(1, last + 1) if record.keeps(r, last)]
-        shared = through_shared(training, settings)
-        threat = effective(settings.threat, training, shared=shared)
-        stale(threat, training.protocol, wanted, age, kept, shared=shared)
-
-
-def only_recorded(training: TrainSettings, settings: AttackSettings) -> bool:
-    """Whether any recorded round can be attacked, its extractors kept or not.
-
-    So it is of images behind parameters, which hold what an attack reads, all of a client's images
-    having made them; and of questions that ask about data alone, where no extractor is granted.
-    """
-    question = question_of(settings)
-    if question.from_recording:
-        threat = effective(settings.threat, training)
-        return Knowledge.EXTRACTOR not in threat.grants
-    kinds = question.kinds(training.protocol, settings)
-    sent = all(kind.updates and kind.holds is not Holds.GRADIENT for kind in kinds)
-    return settings.attack.answers == "images" and bool(kinds) and sent
 
 
 def check_fit(training: TrainSettings, settings: AttackSettings) -> None:
@@ -172,7 +98,7 @@ def misfit(training: TrainSettings, settings: AttackSettings) -> Misfit | None:
             f"Attack '{settings.attack.name}' answers {settings.attack.answers}; target "
             f"'{settings.target}' needs one that answers {wanted}: {', '.join(able)}."
         )
-        return Misfit((says,), "Name one of them, or leave the attack out.")
+        return Misfit((says,), _answering(training, settings, able))
     kinds = question.kinds(protocol, settings)
     if not kinds:
         says = (
@@ -199,10 +125,12 @@ def misfit(training: TrainSettings, settings: AttackSettings) -> Misfit | None:
     threat = effective(settings.threat, training, shared=through_shared(training, settings))
     unread = any(not can_read(settings.attack, kind) for kind in kinds)
     problems = mismatch(settings.attack, threat, kinds, listed=False)
+    readable, first_stage = not unread, True
     if settings.via is not None:
         read = {kind for kind in protocol.uploads if can_read(settings.via, kind)}
         problems += missing_knowledge(settings.via, threat, read)
         if not read:
+            readable = first_stage = False
             problems.append(
                 f"Attack '{settings.via.name}', which would recover the prototypes, reads "
                 f"{', '.join(k.__name__ for k in settings.via.consumes)}; '{protocol.name}' "
@@ -211,7 +139,16 @@ def misfit(training: TrainSettings, settings: AttackSettings) -> Misfit | None:
     if not problems:
         return None
     step = ""
-    if needed_for(settings.attack, kinds) & settings.threat.grants - threat.grants:
+    needed = needed_for(settings.attack, kinds)
+    lost = needed & settings.threat.grants - threat.grants
+    if not readable or not needed <= settings.threat.grants:
+        pass  # it does not fit however clients train
+    elif Knowledge.EXTRACTOR in lost:
+        step = (
+            "Clients' extractors are public where nobody trains them: train with "
+            "--models efficientnet-lite0 --set model.trainable=head, or use --threat strong."
+        )
+    elif lost:
         step = (
             "Each client draws its own initial weights (model.init=private), so nobody knows them. "
             "Train with model.init=shared."
@@ -221,7 +158,21 @@ def misfit(training: TrainSettings, settings: AttackSettings) -> Misfit | None:
                 " Or attack from random weights, as that attacker has to: --threat no-extractor "
                 "--set attack.start=random."
             )
-    return Misfit(tuple(problems), step, listed=unread)
+    return Misfit(tuple(problems), step, listed=unread and first_stage)
+
+
+def _answering(training: TrainSettings, settings: AttackSettings, names: Collection[str]) -> str:
+    """The attacks of a list that pass on the target, or one with a threat model; empty: none."""
+    made = [replace(settings, attack=attacks.get(name)()) for name in names]
+    if able := [one.attack.name for one in made if passes(training, one)]:
+        return f"Use --attack {' or '.join(able)}."
+    for one in made:
+        kinds = question_of(one).kinds(training.protocol, one)
+        for name in threats_granting(needed_for(one.attack, kinds)):
+            other = replace(one, threat=threats.get(name))
+            if passes(training, other):
+                return f"Use {_options(settings, other)}."
+    return ""
 
 
 def passes(training: TrainSettings, settings: AttackSettings) -> bool:
@@ -257,9 +208,15 @@ def ways(training: TrainSettings, settings: AttackSettings) -> list[str]:
     read = _readers(kinds)
     alike = [name for name in read if attacks.get(name).answers == settings.attack.answers]
     others = list(able(another(name) for name in alike if name != settings.attack.name))
+    granted_as_asked: Iterable[AttackSettings] = ()
+    if is_uploaded(settings.target) and settings.threat.name != DEFAULTS["threat"]:
+        usual = usual_ones(training, settings)
+        granted_as_asked = (other for other in usual if other.threat == settings.threat)
     out = [*map(partial(_options, settings), (*vias, *islice(stronger, 1)))]
     if others:
         out.append("--attack " + " or ".join(other.attack.name for other in others))
+    else:
+        out = [*map(partial(_options, settings), islice(granted_as_asked, 1)), *out]
     if not out:
         granted = [
             another(name, threat=threats.get(threat))
@@ -311,13 +268,12 @@ def _list_attacks(
 ) -> str:
     """Attacks that pass on the targets by the question that they answer, with what each needs."""
     by_question: dict[str, list[str]] = {}
+    first = settings.via
+    before = frozenset() if first is None else needed_for(first, training.protocol.uploads)
     for name, read in _readers(kinds).items():
-        tried = [
-            settings.threat,
-            *map(threats.get, threats_granting(needed_for(attacks.get(name), read))),
-        ]
-        for threat in tried:
-            other = replace(settings, attack=attacks.get(name)(), threat=threat, via=None)
+        needed = needed_for(attacks.get(name), read) | before
+        for threat in (settings.threat, *map(threats.get, threats_granting(needed))):
+            other = replace(settings, attack=attacks.get(name)(), threat=threat)
             if passes(training, other):
                 some = [] if len(read) == len(set(kinds)) else [k.__name__ for k in read]
                 some += [] if threat == settings.threat else [f"--threat {threat.name}"]
@@ -352,15 +308,17 @@ def _next_step(
     sought = [replace(settings, target=one, via=None) for one in KINDS if one != RECOVERED]
     sought = [one for one in sought if one.target != settings.target]
     asked = [one for one in sought if passes(training, one)]
-    if not asked:
-        usual = attacks.get(DEFAULTS["attack"])()
-        asked = [one for one in (replace(one, attack=usual) for one in sought)
-                 if passes(training, one)]  # fmt: skip
+    usual = attacks.get(DEFAULTS["attack"])()
+    for threat in (settings.threat, threats.get(DEFAULTS["threat"])):
+        if not asked:
+            others = [replace(one, attack=usual, threat=threat) for one in sought]
+            asked = [one for one in others if passes(training, one)]
     if not asked:
         return "See: fedre-attack list."
     *most, last = [one.target for one in asked]
     named = " or ".join([", ".join(most), last] if most else [last])
-    attack = "" if asked[0].attack == settings.attack else f" --attack {asked[0].attack.name}"
+    alike = replace(asked[0], target=settings.target)
+    attack = f" {options}" if (options := _options(settings, alike)) else ""
     more = "uploaded them" if training.protocol.uploads else "did"
     return f"Ask what it would leak if it {more}: --target {named} (counterfactual){attack}."
 

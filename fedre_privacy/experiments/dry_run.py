@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from fedre_privacy.attacks.base import RECOVERED, Context
+from fedre_privacy.attacks.base import RECOVERED, Context, attacks
 from fedre_privacy.core.artifacts import Prototypes
 from fedre_privacy.core.secrets import learn
 from fedre_privacy.core.types import Observation
@@ -19,6 +19,7 @@ from fedre_privacy.core.units import human_bytes, human_seconds, plural
 from fedre_privacy.partition.base import ClientSplit
 from fedre_privacy.runs.disk_space import message_bytes, record_bytes, refuse_full
 from fedre_privacy.runs.preparation import PreparedTraining, models_bytes, prepare
+from fedre_privacy.runs.resolution import DEFAULTS
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.run_writer import summary
 from fedre_privacy.runs.settings import AttackSettings, TrainSettings
@@ -42,9 +43,11 @@ class DryRunEstimate:
     """What a command would do, measured on its first steps.
 
     Args:
+        lines: what would be done, by heading.
         train_s, attack_s: estimated seconds (0 where that part would not run).
         memory_bytes: peak memory of the dry run.
         disk_bytes: that the record of the training would take (0 where nothing would be trained).
+        attack: what would be attacked by what; empty: nothing.
     """
 
     lines: dict[str, str]
@@ -52,6 +55,28 @@ class DryRunEstimate:
     attack_s: float
     memory_bytes: int
     disk_bytes: int = 0
+    attack: str = ""
+
+    def table(self, trainings: int = 1) -> list[dict[str, str]]:
+        """What it would take, a row for each part.
+
+        Args:
+            trainings: how many such trainings there would be.
+        """
+        parts = {}
+        if self.train_s:
+            parts["one training" if trainings > 1 else "training"] = human_seconds(self.train_s)
+        if trainings > 1:
+            parts[f"{trainings} trainings"] = human_seconds(trainings * self.train_s)
+        if self.attack:
+            parts[f"attack: {self.attack}"] = human_seconds(self.attack_s)
+        if self.train_s and self.attack:
+            parts["in all"] = human_seconds(trainings * self.train_s + self.attack_s)
+        if self.disk_bytes:
+            of = "each training" if trainings > 1 else "the training"
+            parts[f"on disk, the record of {of}"] = human_bytes(self.disk_bytes)
+        parts["memory, of this dry run"] = human_bytes(self.memory_bytes)
+        return [{"step": step, "takes about": takes} for step, takes in parts.items()]
 
 
 def dry_run(
@@ -71,7 +96,7 @@ def dry_run(
     """
     lines: dict[str, str] = {}
     train_s = attack_s = 0.0
-    disk = 0
+    disk, attacked = 0, ""
     stands_in = False
     with tempfile.TemporaryDirectory() as scratch:
         if isinstance(training, Run):
@@ -85,8 +110,8 @@ def dry_run(
             learn(runs / training.run_name, training.train.secret)
             prepared = prepare(training, device)
             run, train_s, disk = _first_step(training, prepared, Path(scratch), device)
-            lines["Train"] = f"{summary(training)}: about {human_seconds(train_s)}"
-            lines["Data"] = repr(prepared.data)
+            lines["Train"] = summary(training)
+            lines["Data"] = f"{prepared.data.name}: {prepared.data.summary()}"
             refuse_full(training, disk, runs)
         if settings is not None:
             trial = prepare_attack(run, settings)
@@ -94,15 +119,9 @@ def dry_run(
             if stands_in:
                 lines["Target"] = f"{NAMES[RECOVERED]}; the true ones stand in for this estimate"
             attack_s = _attack_seconds(trial, settings, device)
-            targets = _targets(trial.observation)
-            lines["Attack"] = (
-                f"{settings.attack.name} on {targets} in all: about {human_seconds(attack_s)}"
-            )
+            attacked = f"{settings.attack.name} on {_targets(trial.observation)}"
     memory = max(peak_memory(device).values())
-    lines["Memory"] = f"{human_bytes(memory)} used by this dry run"
-    if disk:
-        lines["Disk"] = f"about {human_bytes(disk)} for the record of the training"
-    return DryRunEstimate(lines, train_s, attack_s, memory, disk)
+    return DryRunEstimate(lines, train_s, attack_s, memory, disk, attacked)
 
 
 def dry_run_suite(
@@ -114,8 +133,8 @@ def dry_run_suite(
     """Estimate one training and all attacks on it from their first steps.
 
     Args:
-        known: seconds of each attack on each target that was measured before, for another training
-            of the same benchmark. Those are not measured again, and new ones are added.
+        known: seconds of each attack (`words_of`) that was measured before, for another training of
+            the same benchmark. Those are not measured again, and new ones are added.
 
     Returns:
         Seconds of the training, of the attacks, and bytes of the training's record.
@@ -131,11 +150,46 @@ def dry_run_suite(
         attack_s = 0.0
         for settings in suite:
             trial = prepare_attack(run, _after_one_step(settings))
-            what = f"{settings.attack.name} on {settings.target}"
+            what = words_of(settings)
             if what not in known:
                 known[what] = _attack_seconds(trial, settings, device)
             attack_s += known[what]
     return train_s, attack_s, disk
+
+
+def words_of(settings: AttackSettings) -> str:
+    """``attack@target@threat``, as a benchmark's attacks are named."""
+    return f"{settings.attack.name}@{settings.target}@{settings.threat.name}"
+
+
+def quicker(
+    trainings: Sequence[tuple[float, Sequence[AttackSettings]]],
+    known: Mapping[str, float],
+    limit: float,
+) -> tuple[list[str], float]:
+    """Attacks that fit into a time beside the trainings, the quickest first, and what all takes.
+
+    They are those that run on every training, with their own settings.
+
+    Args:
+        trainings: seconds of each, and the attacks on it.
+        known: seconds of attacks, see `dry_run_suite`.
+        limit: seconds in all.
+
+    Returns:
+        The attacks' words; empty where none fits.
+    """
+    usual = [
+        {words_of(one) for one in suite if one.attack == attacks.get(one.attack.name)()
+         and (one.via is None or one.via.name == DEFAULTS["via"])}
+        for _, suite in trainings
+    ]  # fmt: skip
+    total, chosen = sum(seconds for seconds, _ in trainings), list[str]()
+    for words in sorted(set.intersection(*usual), key=lambda one: (known[one], one)):
+        own = known[words] * len(trainings)
+        if total + own <= limit:
+            total, chosen = total + own, [*chosen, words]
+    return chosen, total
 
 
 def _after_one_step(settings: AttackSettings) -> AttackSettings:

@@ -16,6 +16,7 @@ from torch import Tensor
 from fedre_privacy.core import files
 from fedre_privacy.core.artifact_schema import Role
 from fedre_privacy.core.artifacts import (
+    ClassStatistics,
     EntangledRep,
     GradientState,
     ModelChange,
@@ -45,7 +46,7 @@ from .questions.base import Trial
 from .user_checks import Shape, output_width, shape_text
 from .user_inputs import statistics_of
 
-ROWS = (Representations, Prototypes, EntangledRep)
+ROWS = (Representations, Prototypes, EntangledRep, ClassStatistics)
 UPDATES = (GradientState, ModelState, ModelChange)
 """Kinds of uploads with an extractor, and with a network."""
 

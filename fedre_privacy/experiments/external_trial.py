@@ -51,7 +51,7 @@ def prepare_external(given: ExternalUploads, settings: AttackSettings) -> Trial:
         MissingInputError: truth without public images.
     """
     attack, shape = settings.attack, given.image_shape
-    if attack.answers not in ("images", "labels"):
+    if attack.answers not in ("images", "labels", "representations"):
         raise IncompatibleError(
             f"Attack '{attack.name}' answers {attack.answers}, which needs a recorded run.",
             next_step=given.supported,

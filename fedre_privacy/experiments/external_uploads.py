@@ -197,7 +197,7 @@ def supporting_attacks(
     kinds: Sequence[type[Artifact]],
     threat: ThreatModel,
     *,
-    answers: Sequence[str] = ("images", "labels"),
+    answers: Sequence[str] = ("images", "labels", "representations"),
     public: str = "--aux",
 ) -> str:
     """Which attacks read some kinds of uploads, by what they declare.

@@ -26,9 +26,10 @@ from fedre_privacy.core.units import plural
 from fedre_privacy.defenses.base import RECORD
 from fedre_privacy.defenses.values import clip_rows
 from fedre_privacy.eval.measures import SINGLE, Measure
+from fedre_privacy.runs.kept_models import facts_of_run
 from fedre_privacy.runs.run import Run
 
-from .observation import facts_of_run, known_defenses
+from .observation import known_defenses
 from .targets import TargetGroup
 
 PROBES = 32
@@ -173,7 +174,7 @@ def _record_noise(run: Run) -> tuple[Noise, float] | None:
     """The noise for one record on a row that is one record's alone, and the bound before it."""
     facts = facts_of_run(run)
     found = None
-    for defense in (d.settled(facts) for d in run.settings.defense):
+    for defense in run.acting:
         cost, channel = defense.cost(facts), defense.channel(facts) or NOTHING
         if cost is None or cost.unit != RECORD or not defense.adds_noise:
             if channel.rows or channel.each or channel.round:

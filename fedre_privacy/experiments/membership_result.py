@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +30,7 @@ from fedre_privacy.eval.shadow_scores import (
     blind_scores,
     chance,
     evaluate_shadow_membership,
+    fewest_exposed,
     most_of_mu,
     record_risk,
 )
@@ -129,20 +131,20 @@ class MembershipResult:
         return f"{plural(shadows, 'shadow')}" if needs else "uploads (no shadows)"
 
     def table(self) -> list[dict[str, str]]:
-        """A row for each attack, then what no attack can exceed, then what needs no upload."""
+        """A row for each attack, then what no attack can exceed if that is claimed, then floors."""
         rates = self.played.plan.rates
         made = [_row(name, one, self.knows(name)) for name, one in self.scores.items()]
-        mu, why = claimed_mu(self.played.plan)
-        cap = {"attack": MOST, "AUC [95 %]": "-", "within class": "-"}
-        cap |= {_rate_heading(rate): "-" for rate in rates} | {"knows": why}
+        mu, _ = claimed_mu(self.played.plan)
         if mu is not None:
             area, caps = most_of_mu(mu, rates)
-            cap |= {"AUC [95 %]": f"{area:.3f}", "knows": f"mu {mu:.3f}, for a client"}
+            cap = {"attack": MOST, "AUC [95 %]": f"{area:.3f}", "within class": "-"}
             cap |= {_rate_heading(r): f"{c:.4f}" for r, c in zip(rates, caps, strict=True)}
-        return [*made, cap, *(_row(name, one, "-") for name, one in self.floors.items())]
+            made.append(cap | {"knows": f"mu {mu:.3f}, for a client"})
+        return [*made, *(_row(name, one, "-") for name, one in self.floors.items())]
 
     def lines(self) -> dict[str, str]:
-        """Federation, game and attacker in words."""
+        """Federation, game, attacker and claim in words."""
+        mu, why = claimed_mu(self.played.plan)
         played, coins = self.played, self.played.plan.coins
         accuracy = played.accuracy[played.accuracy.isfinite()]
         told = f"{float(accuracy.mean()):.3f} +- {float(accuracy.std()):.3f}"
@@ -154,6 +156,9 @@ class MembershipResult:
             "Attacker": "server with uploads, extractors where uploads need them, and images of "
             "no client's training; where shadows are used they share the partition (AUDITOR). "
             "Never a coin of the world attacked, nor a seed",
+            "Claim": f"none that bounds these attacks: {why}"
+            if mu is None
+            else f"a Gaussian curve of mu {mu:.3f} for a client, which bounds every attack",
         }
 
     def verdict(self) -> str:
@@ -179,6 +184,31 @@ class MembershipResult:
             f"{word}: {self.primary} has an AUC of {found.auc:.3f} [{low:.3f}, {high:.3f}]"
             f"{beside}, no upload {floor.auc:.3f}{alone}{still}; {named} of "
             f"{plural(len(self.risks), 'record')} exposed"
+        )
+
+    def exposure(self) -> str:
+        """Why so many records are exposed as are, in sentences."""
+        worlds, records = len(self.played.coins), len(self.risks)
+        found = sum(one.exposed for one in self.risks)
+        said = (
+            "The verdict is about all records together. A single record is exposed where an attack "
+            f"is right about it in more worlds than chance explains: {found} of {records:,} are."
+        )
+        needed = fewest_exposed(worlds, records, len(self.plain))
+        if found or needed == 1:
+            return said
+        enough = next(
+            count for count in itertools.count(worlds)
+            if fewest_exposed(count, records, len(self.plain)) == 1
+        )  # fmt: skip
+        alone = f"From {enough} worlds on, one alone can be."
+        if needed > records:
+            return (
+                f"{said} With {plural(worlds, 'world')} none can be, even if all are told. {alone}"
+            )
+        return (
+            f"{said} With {plural(worlds, 'world')} none is unless {needed:,} are told in every "
+            f"world. {alone}"
         )
 
     def exposed(self) -> list[dict[str, str]]:

@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedre_privacy.core.artifact_schema import Role
@@ -27,13 +26,11 @@ from fedre_privacy.core.types import (
     Upload,
 )
 from fedre_privacy.core.units import plural
-from fedre_privacy.defenses.base import FederationFacts
 from fedre_privacy.eval import PublicImages
 from fedre_privacy.federation.shadow_training import ShadowTraining
 from fedre_privacy.protocols.base import Protocol
-from fedre_privacy.protocols.blocks.state import Setting
 from fedre_privacy.runs.initial_state import shared_start
-from fedre_privacy.runs.preparation import facts_of
+from fedre_privacy.runs.kept_models import facts_of_run
 from fedre_privacy.runs.public_images import halves
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import ADAPTIVE, AttackSettings, TrainSettings
@@ -47,7 +44,7 @@ def effective(threat: ThreatModel, training: TrainSettings, *, shared: bool = Fa
     """A threat model in a federation: what it grants there, more or less.
 
     Who uploads whole models gives away extractors. Initial weights that each client draws for
-    itself nobody knows.
+    itself nobody knows, and extractors that clients train are not public.
 
     Args:
         shared: the extractors asked for are those of small models that were sent
@@ -56,6 +53,12 @@ def effective(threat: ThreatModel, training: TrainSettings, *, shared: bool = Fa
     if training.private_start and Knowledge.INITIAL_MODEL in threat.grants:
         grants = threat.grants - {Knowledge.INITIAL_MODEL}
         own = "; here each client drew its own initial weights, which it does not know"
+        threat = dataclasses.replace(threat, grants=grants, summary=threat.summary + own)
+    if Knowledge.FROZEN_EXTRACTOR in threat.grants and not training.public_extractors:
+        grants, own = threat.grants - {Knowledge.FROZEN_EXTRACTOR}, "; here clients train theirs"
+        if threat.public_extractors:
+            own = "; here clients train their extractors, which it does not hold"
+            grants -= {Knowledge.EXTRACTOR, Knowledge.ALL_EXTRACTORS}
         threat = dataclasses.replace(threat, grants=grants, summary=threat.summary + own)
     if not shared and not _sends_whole(training.protocol):
         return threat
@@ -119,7 +122,8 @@ def observe(
         held = {r: r for r in kept if past and r <= newest}
         if newest in kept:
             held[round] = newest
-        extractors = kept_extractors(run, clients, held)
+        adaptive = settings.evaluation.attacker == ADAPTIVE
+        extractors = kept_extractors(run, clients, held, defended=adaptive)
         if Knowledge.HEADS in threat.grants:
             heads = kept_extractors(run, clients, held, HEAD)
     aux_granted = Knowledge.AUX_DATA in threat.grants
@@ -166,20 +170,30 @@ def _initial(run: Run, clients: Collection[int]) -> Modules:
 def _rehearsal(run: Run, settings: AttackSettings, sent: Sequence[Broadcast]) -> ShadowTraining:
     """How clients train, in settings and broadcasts, with the defences that the attacker knows."""
     adaptive = settings.evaluation.attacker == ADAPTIVE
+    protocol = run.settings.protocol
     training = plain(run.settings.train)
     for hidden in ("seed", "secret"):
         training.pop(hidden, None)
-    defenses = run.settings.defense
-    settled = [defense.settled(facts_of_run(run)) for defense in defenses] if defenses else []
     return ShadowTraining(
-        protocol=plain_plugin(run.settings.protocol),
+        protocol=plain_plugin(protocol if adaptive else _with_true_encodings(protocol)),
         model=plain(run.settings.model),
         training=training,
-        defense=tuple(plain_plugin(one) for one in settled) if adaptive else (),
+        defense=tuple(plain_plugin(one) for one in run.acting) if adaptive else (),
         image_shape=run.image_shape,
         num_classes=len(run.record["classes"]),
         broadcasts=tuple(sent),
     )
+
+
+def _with_true_encodings(protocol: Protocol) -> Protocol:
+    """The protocol with the outermost layer of its scheme that declares no change of encodings."""
+    scheme = protocol.scheme()
+    for layer in scheme.layers() if scheme else ():
+        if all(one.channel() in (None, NOTHING) for one in layer.layers()):
+            fields = [f.name for f in dataclasses.fields(protocol)]
+            (name,) = [n for n in fields if getattr(protocol, n) is scheme]
+            return dataclasses.replace(protocol, **{name: layer})
+    return protocol
 
 
 def stale(
@@ -244,8 +258,8 @@ def known_defenses(run: Run) -> tuple[KnownDefense, ...]:
     if run.settings.defense:
         facts = facts_of_run(run)
         found += [
-            _known_channel(settings, defense.settled(facts).channel(facts))
-            for settings, defense in zip(run.record["defense"], run.settings.defense, strict=True)
+            _known_channel(settings, defense.channel(facts))
+            for settings, defense in zip(run.record["defense"], run.acting, strict=True)
         ]
     scheme = protocol.scheme()
     layers = scheme.layers() if scheme else ()
@@ -256,21 +270,6 @@ def known_defenses(run: Run) -> tuple[KnownDefense, ...]:
 def _known_channel(settings: Mapping[str, Any], channel: Channel | None) -> KnownDefense:
     own = {key: value for key, value in settings.items() if key != "name"}
     return KnownDefense(settings["name"], own, channel)
-
-
-def facts_of_run(run: Run) -> FederationFacts:
-    """What was known of a run's federation before it started, from its record."""
-    setting = Setting(
-        training=run.settings.train,
-        num_classes=len(run.record["classes"]),
-        image_shape=run.image_shape,
-        dims=(run.record["dim"],) * run.settings.train.clients,
-        architectures=tuple(run.record["architectures"]),
-        class_counts=tuple(map(tuple, run.record["class_counts"])),
-        device=torch.device("cpu"),
-        model=run.settings.model,
-    )
-    return facts_of(run.settings, setting)
 
 
 def _training_in_round(run: Run, round: int) -> LocalTrainingFacts:

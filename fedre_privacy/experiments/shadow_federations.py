@@ -52,6 +52,8 @@ from .questions.membership import granted_model
 from .targets import TargetSource
 
 THREAT = "strong"
+SCORES = "scores/"
+"""Before the names of attacks in the files of worlds."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,8 @@ def plan_shadow_federations(
     """Check everything that can be checked before a world is trained.
 
     Args:
-        chosen: attacks on signals; none: `usual` where uploads are models, else none.
+        chosen: attacks on worlds; none: `usual`, of which those that combine other attacks alone
+            where uploads are no models, if there are worlds enough.
         rates: of false alarms that are asked for; none: 1 % and 0.1 %, with a reason where one
             cannot be shown.
 
@@ -202,7 +205,13 @@ def plan_shadow_federations(
         if not wished:
             plan = dataclasses.replace(plan, chosen={t: shadow_attack(t) for t in usual()})
         _check_shadows(plan)
-    elif wished or not plan.direct:
+    elif plan.direct and all(one.combines for one in wished.values()):
+        if not wished:
+            stacks = {t: one for t in usual() if (one := shadow_attack(t)).combines}
+            fits = {t: one for t, one in stacks.items() if one.needs_shadows < worlds}
+            plan = dataclasses.replace(plan, chosen=fits)
+        _check_shadows(plan)
+    else:
         kinds = training.protocol.uploads
         able = [
             one
@@ -312,12 +321,11 @@ def run_shadow_federations(
                 )
             kept.append(files.read_tensors(path))
         scores = {}
-        if "sent" in kept[0]:
-            for text, attack in plan.chosen.items():
-                scores[text] = leave_one_out(attack, kept, coins, slots)
-        direct = [name for name in kept[0] if name.startswith("scores/")]
+        for text, attack in plan.chosen.items():
+            scores[text] = leave_one_out(attack, kept, coins, slots)
+        direct = [name for name in kept[0] if name.startswith(SCORES)]
         for name in direct:
-            scores[name.removeprefix("scores/")] = torch.stack([one[name] for one in kept])
+            scores[name.removeprefix(SCORES)] = torch.stack([one[name] for one in kept])
         accuracy = torch.stack([one["accuracy"] for one in kept])
         images = data.floats(slots.one)
         model = torch.stack([one["model"] for one in kept]) if "model" in kept[0] else None
@@ -333,15 +341,29 @@ def leave_one_out(
     Args:
         kept: signals of each world. coins: (W, n).
     """
-    sent = torch.stack([one["sent"] for one in kept])
+    none = torch.zeros(0, len(set(slots.clients.tolist())), len(slots), dtype=torch.float64)
+    sent = torch.stack([one.get("sent", none) for one in kept])
+    scores = torch.stack([_score_rows(one, len(slots)) for one in kept])
     out = []
     for world, own in enumerate(kept):
         others = torch.arange(len(kept)) != world
         view = ShadowSignals(
-            own["sent"], own["before"], sent[others], coins[others], slots.clients, slots.labels
-        )
+            sent[world], own.get("before", none[:, 0]), sent[others], coins[others],
+            slots.clients, slots.labels, scores[world], scores[others],
+        )  # fmt: skip
         out.append(attack.score(view))
     return torch.stack(out)
+
+
+def _score_rows(kept: Mapping[str, Tensor], slots: int) -> Tensor:
+    """Scores (A, n) of the attacks on a world that assume nothing, and of the granted model."""
+    rows = [
+        value.double()
+        for name, value in sorted(kept.items())
+        if name.startswith(SCORES) and not attacks.get(name.removeprefix(SCORES)).assumes
+    ]
+    rows += [kept["model"].double()] if "model" in kept else []
+    return torch.stack(rows) if rows else torch.zeros(0, slots, dtype=torch.float64)
 
 
 def _train_shadow_federation(
@@ -400,7 +422,7 @@ def _train_shadow_federation(
             ).outcome  # fmt: skip
             assert isinstance(answer, MembershipScores)
             each.append(_standard(answer.scores.double(), slots.clients))
-        found[f"scores/{text}"] = torch.stack(each).nanmean(0)
+        found[f"{SCORES}{text}"] = torch.stack(each).nanmean(0)
     shutil.rmtree(run.folder)
     return found
 

@@ -45,11 +45,11 @@ def entries_for(training: TrainSettings) -> list[tuple[str, SuiteEntry]]:
 
 
 def first_stages(protocol: Protocol | type[Protocol]) -> list[str]:
-    """Attacks that recover prototypes from what a protocol uploads."""
+    """Attacks that recover prototypes or representations from what a protocol uploads."""
     return [
         name
         for name in readers_of_any(protocol.uploads)
-        if attacks.get(name).answers == "prototypes"
+        if attacks.get(name).answers in ("prototypes", "representations")
         and not hides_its_head(protocol, attacks.get(name), protocol.uploads)
     ]
 

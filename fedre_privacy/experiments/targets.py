@@ -14,18 +14,21 @@ from fedre_privacy.core.artifacts import Artifact, EntangledRep, Prototypes, Rep
 from fedre_privacy.core.errors import IncompatibleError, MissingInputError
 from fedre_privacy.core.outcomes import RecoveredPrototypes
 from fedre_privacy.core.rng import derive, stream
-from fedre_privacy.core.types import Emission, Mixture, Truth, Upload
+from fedre_privacy.core.types import Emission, Mixture, RandomModule, Truth, Upload
 from fedre_privacy.data.base import ImageData
+from fedre_privacy.defenses.learnt import Drawing
 from fedre_privacy.entanglement.base import Draw, schemes
 from fedre_privacy.protocols.blocks.local import represent
 from fedre_privacy.protocols.blocks.prototypes import class_means
 from fedre_privacy.protocols.blocks.state import Samples, client_secret
+from fedre_privacy.runs.backbone_features import known_features
 from fedre_privacy.runs.public_images import split_secret
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import AttackSettings
 from fedre_privacy.sandbox.module_recipes import Modules
 
 from .attacker_models import shared_extractors
+from .recovered_rows import Recovered, prototype_rows, rows_of, single_rows
 
 KINDS: dict[str, type[Artifact]] = {
     "representations": Representations,
@@ -78,6 +81,7 @@ class TargetSource:
         self, run: Run, data: ImageData, *, round: int | None, seed: int, earliest: bool = False
     ) -> None:
         self.run, self.data = run, data
+        known_features(run.settings.model, run.settings.train.clients, data, run.folder.parent)
         self.seed = evaluator_secret(run, data, seed)
         self.attack_seed = derive(self.seed, "attack")
         """The seed that an attack is given; nothing else is drawn from it."""
@@ -157,7 +161,7 @@ class TargetSource:
         max_images: int | None = None,
         fewest_first: bool = False,
         singles: int = 0,
-        recovered: RecoveredPrototypes | None = None,
+        recovered: Recovered | None = None,
         behind: bool = False,
     ) -> TargetGroup:
         """Choose up to `count` targets of a kind, spread over clients, the same for every attack.
@@ -204,7 +208,7 @@ class TargetSource:
         for upload in of.uploads:
             emission = self._prototypes(upload.client, self.extractor_behind(upload.client))
             wanted = torch.cat([a.labels for a in upload.artifacts if isinstance(a, Prototypes)])
-            chosen[upload.client] = (emission, _rows_of(emission, wanted))
+            chosen[upload.client] = (emission, rows_of(emission, wanted))
         return self._gather("prototypes", chosen, self.uploaded_kind() == "prototypes")
 
     def updates(
@@ -301,17 +305,14 @@ class TargetSource:
         reps, labels = self._represent(client, own, extractor)
         return class_means(reps, labels, self.data.num_classes)
 
-    def _recovered_rows(self, client: int, recovered: RecoveredPrototypes) -> Emission:
-        """What was recovered of a client, with the provenance of the true prototypes."""
-        true = self._prototypes(client, self.extractor_behind(client))
-        usable = recovered.vectors.isfinite().all(1) & (recovered.clients == client)
-        held = _labels_of(true)
-        usable &= torch.isin(recovered.labels, held) & (recovered.rounds == self.round)
-        index = usable.nonzero().squeeze(1)
-        index = index[recovered.labels[index].argsort()]
-        labels = recovered.labels[index]
-        mixture = true.mixture.select(_rows_of(true, labels)) if true.mixture else None
-        return Emission(Prototypes(recovered.vectors[index].float(), labels), mixture)
+    def _recovered_rows(self, client: int, recovered: Recovered) -> Emission:
+        """What was recovered of a client, with the provenance of what it stands for."""
+        extractor = self.extractor_behind(client)
+        if isinstance(recovered, RecoveredPrototypes):
+            true = self._prototypes(client, extractor)
+            return prototype_rows(recovered, true, client, self.round)
+        reps, labels = self._represent(client, self.train[client], extractor)
+        return single_rows(recovered, reps, labels, client, self.round)
 
     def _emission(
         self,
@@ -319,7 +320,7 @@ class TargetSource:
         kind: str,
         real: bool,
         count: int,
-        recovered: RecoveredPrototypes | None,
+        recovered: Recovered | None,
         behind: bool,
     ) -> Emission | None:
         """All targets that a client offers; None if its scheme refused to upload."""
@@ -331,7 +332,7 @@ class TargetSource:
                     return Emission(artifact, self.mixtures.get((client, number)))
             return None
         own = self.train[client]
-        through = self.extractor_behind(client) if behind else None
+        through = self._as_sent(client, self.extractor_behind(client) if behind else None)
         if kind == "representations":
             order = torch.randperm(len(own), generator=stream(self.seed, "targets", client=client))
             picked = order[: min(count, len(own))]
@@ -355,8 +356,16 @@ class TargetSource:
         )
         return scheme(reps, draw)
 
+    def _as_sent(self, client: int, extractor: nn.Module | None) -> nn.Module:
+        """An extractor (the client's own if None) that draws what learnt defences would draw."""
+        extractor = extractor or self.run.extractor(client, self.round)
+        if not isinstance(extractor, RandomModule):
+            return extractor
+        rng = stream(self.seed, "targets drawn", client=client, round=self.round)
+        return Drawing(extractor, rng)
+
     def _samples(self, index: Tensor) -> Samples:
-        return Samples(self.data.images[index], self.data.labels[index])
+        return Samples(self.data.images, self.data.labels[index], index)
 
     def _represent(
         self, client: int, index: Tensor, extractor: nn.Module | None = None
@@ -432,15 +441,3 @@ class TargetSource:
 def _images_in(mixture: Mixture) -> Tensor:
     """How many images each row of an upload was made of, (rows,) int64."""
     return torch.bincount(mixture.row, minlength=mixture.num_rows)
-
-
-def _labels_of(prototypes: Emission) -> Tensor:
-    artifact = prototypes.artifact
-    if not isinstance(artifact, Prototypes):
-        raise TypeError(f"expected prototypes, not {artifact}")
-    return artifact.labels
-
-
-def _rows_of(prototypes: Emission, labels: Tensor) -> Tensor:
-    """Row of each class among a client's prototypes; their labels ascend."""
-    return torch.searchsorted(_labels_of(prototypes).contiguous(), labels.contiguous())

@@ -60,18 +60,20 @@ def train(
 
 
 def count(
-    look: Callable[[int], tuple[int, int]], clients: Sequence[Client], copies: int
-) -> list[tuple[int, int]]:
-    """Two numbers about each client, which nothing changes."""
+    look: Callable[[int], tuple[int, int]],
+    clients: Sequence[Client],
+    chosen: Sequence[int],
+    copies: int,
+) -> dict[int, tuple[int, int]]:
+    """Two numbers about each of some clients, which nothing changes."""
     found: dict[int, tuple[int, int]] = {}
 
     def take(k: int, data: bytes) -> None:
         found[k] = PAIR.unpack(data)
 
-    everyone = busiest_first(clients, range(len(clients)))
-    left = cores.spread(lambda k: PAIR.pack(*look(k)), everyone, take, copies=copies)
-    found |= {k: look(k) for k in sorted(left)}
-    return [found[k] for k in range(len(clients))]
+    order = busiest_first(clients, chosen)
+    left = cores.spread(lambda k: PAIR.pack(*look(k)), order, take, copies=copies)
+    return found | {k: look(k) for k in sorted(left)}
 
 
 def pack_state(state: Mapping[str, Tensor], done: Done) -> bytes:

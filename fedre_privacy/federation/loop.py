@@ -27,6 +27,7 @@ from fedre_privacy.active_server.base import NOTHING_HELD, ServerKnowledge, Stee
 from fedre_privacy.active_server.behaviour import ServerBehaviour, same
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.events import Event, Report
+from fedre_privacy.core.precision import float32_products
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.threads import single_threaded
 from fedre_privacy.core.types import Broadcast, Emission, Upload
@@ -39,6 +40,7 @@ from . import checkpoint
 from . import forked_clients as copies
 from .accuracy import (
     MOMENTS,
+    AccuracyCache,
     ClientAccuracy,
     accuracy,
     columns,
@@ -46,9 +48,9 @@ from .accuracy import (
     is_measured,
     measured_on_shared,
 )
+from .captured_steps import CapturedTraining
 from .ledger import measure
 from .recorder import Recorder, read_messages
-from .stacked_clients import train_together
 from .steps import (
     Broadcasts,
     client_step,
@@ -57,11 +59,15 @@ from .steps import (
     next_broadcast,
     on_device,
     server_step,
+    start_defenses,
 )
 
 CHECKPOINT_SECONDS = 10.0
 """A checkpoint is written at the first round's end after this long, and after this many times the
 time that the last one took."""
+
+ROUNDS_BEHIND = 3
+"""Rounds whose messages may be on their way to the disk while a GPU trains."""
 
 WORTH_COPIES_S = 0.1
 """Clients are spread over cores while that step takes longer; a copy takes some 20 ms."""
@@ -119,7 +125,7 @@ class Cohort(ABC):
 
 
 class LocalCohort(Cohort):
-    """Clients in this process: one after another, one on each core, or together.
+    """Clients in this process: one after another, one on each core, or by captured steps.
 
     Args:
         keep: called with (round, clients, emissions by client) while clients still hold the
@@ -138,8 +144,12 @@ class LocalCohort(Cohort):
     ) -> None:
         self.protocol, self.clients, self.setting = protocol, clients, setting
         self.keep, self.defenses, self.cores = keep, defenses, cores
+        for client in clients:
+            start_defenses(client, defenses, setting, setting.training.seed)
+        self.captured = CapturedTraining(protocol, setting, defenses)
         self._round_took = math.inf
         self._looking_took = 0.0
+        self._accuracies = {shared: AccuracyCache(protocol, defenses) for shared in (False, True)}
 
     def first(self) -> list[Upload]:
         return first_uploads(self.protocol, self.clients, self.setting, self.defenses)
@@ -155,9 +165,13 @@ class LocalCohort(Cohort):
         post.deliver(self.protocol, self.clients)
 
     def train(self, post: Post) -> Sent:
+        with float32_products(self.setting.device, tf32=self.setting.training.precision == "tf32"):
+            return self._train(post)
+
+    def _train(self, post: Post) -> Sent:
         defenses, round, chosen = self.defenses, post.round, post.chosen
         step = partial(client_step, defenses=defenses) if defenses else client_step
-        trained = train_together(self.protocol, self.clients, chosen, self.setting, round, defenses)
+        trained = self.captured.train(self.clients, chosen, round)
 
         def take_part(k: int) -> copies.Done:
             with on_device(self.clients[k], self.setting):
@@ -176,20 +190,24 @@ class LocalCohort(Cohort):
         return {k: (tuple(e.artifact for e in sent), loss) for k, (sent, loss) in done.items()}
 
     def evaluate(self, *, shared: bool = False) -> ClientAccuracy | None:
-        found = [client.shared if shared else client.test for client in self.clients]
-        tests = [samples for samples in found if samples is not None]
+        given = [client.shared if shared else client.test for client in self.clients]
+        tests = [samples for samples in given if samples is not None]
         if len(tests) < len(self.clients):
             return None
 
         def look(k: int) -> tuple[int, int]:
-            return count(self.protocol, self.clients[k], self.setting, tests[k])
+            return count(self.protocol, self.clients[k], self.setting, tests[k], self.defenses)
 
+        cache = self._accuracies[shared]
+        changed = cache.clients_to_measure(self.clients, self.setting.device)
         began = time.monotonic()
-        spread = self._spread(self._looking_took, len(self.clients))
-        everyone = range(len(tests))
-        counts = copies.count(look, self.clients, self.cores) if spread else [*map(look, everyone)]
-        self._looking_took = time.monotonic() - began
-        return accuracy(counts)
+        if self._spread(self._looking_took, len(changed)):
+            found = copies.count(look, self.clients, changed, self.cores)
+        else:
+            found = {k: look(k) for k in changed}
+        if len(changed) == len(self.clients):
+            self._looking_took = time.monotonic() - began
+        return accuracy(cache.update(found))
 
     def _spread(self, took: float, clients: int) -> bool:
         """Whether a step is worth copies that took so long the last time."""

@@ -6,6 +6,7 @@ The format is documented in docs/artifact_format.md so that other systems can wr
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, TypedDict, cast
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from fedre_privacy.core import files
 from fedre_privacy.core.artifacts import RETIRED_KINDS, Artifact
-from fedre_privacy.core.errors import DamagedInputError, MissingInputError
+from fedre_privacy.core.errors import DamagedInputError, IncompatibleError, MissingInputError
 from fedre_privacy.core.typed_yaml import Count, Hash, Word, check, short
 from fedre_privacy.core.types import Broadcast, Upload
 
@@ -68,10 +69,21 @@ class Recorder:
 
     Args:
         records: whether the messages of a round are kept.
+        behind: rounds whose files may still be on their way to the disk, hashed and written by
+            threads of their own; `save` waits for them. 0: files are written at once, as they must
+            be where clients train in copies of this process.
     """
 
-    def __init__(self, folder: Path, records: Callable[[int], bool] = lambda round: True) -> None:
-        self.folder, self.records = folder, records
+    def __init__(
+        self,
+        folder: Path,
+        records: Callable[[int], bool] = lambda round: True,
+        *,
+        behind: int = 0,
+    ) -> None:
+        self.folder, self.records, self.behind = folder, records, behind
+        self._threads = ThreadPoolExecutor(behind) if behind else None
+        self._on_their_way: dict[str, Future[str]] = {}
         self._files: dict[str, str] = {}
         self._messages: list[Message] = []
 
@@ -109,15 +121,54 @@ class Recorder:
             parts = _described(upload.artifacts, who, tensors)
             head = {"direction": "upload", "client": upload.client, **several}
             entries.append({**head, "round": upload.round, "file": file, "artifacts": parts})
-        self._files[file] = files.write_tensors(self.folder / file, tensors)
+        self._write(file, tensors)
         self._messages += cast(list[Message], entries)
+
+    def _write(self, file: str, tensors: dict[str, Tensor]) -> None:
+        if self._threads is None:
+            self._files[file] = files.write_tensors(self.folder / file, tensors)
+            return
+        self._wait(most=0 if file in self._on_their_way else self.behind - 1)
+        versions = [tensor._version for tensor in tensors.values()]
+        self._on_their_way[file] = self._threads.submit(
+            _write_unchanged, self.folder / file, tensors, versions
+        )
+        self._files[file] = ""
+
+    def _wait(self, most: int) -> None:
+        """Wait until at most so many files are on their way, the oldest first."""
+        while len(self._on_their_way) > most:
+            file, written = next(iter(self._on_their_way.items()))
+            self._files[file] = written.result()
+            del self._on_their_way[file]
 
     def save(self) -> None:
         """Replace the index; it grows with the rounds, so it is not written after each of them."""
+        self._wait(most=0)
         files.write_json(
             self.folder / INDEX,
             {"schema": SCHEMA, "files": self._files, "messages": self._messages},
         )
+
+
+def _write_unchanged(path: Path, tensors: dict[str, Tensor], versions: list[int]) -> str:
+    """Write a file while training goes on; return its hash.
+
+    Args:
+        versions: how often each tensor had been changed in place when it was to be written.
+
+    Raises:
+        IncompatibleError: a tensor was changed in place meanwhile, by a protocol that changes what
+            it was sent.
+    """
+    digest = files.write_tensors(path, tensors)
+    for (name, tensor), version in zip(tensors.items(), versions, strict=True):
+        if tensor._version != version:
+            raise IncompatibleError(
+                f"'{name}' was changed in place while it was written to {path}.",
+                next_step="A protocol's aggregate() and receive() must copy what they change.",
+            )
+    return digest
 
 
 def _described(

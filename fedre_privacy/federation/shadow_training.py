@@ -15,7 +15,8 @@ from fedre_privacy.core.config import build, build_plugin, modules_of
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.rng import seeded_generators
 from fedre_privacy.core.types import Broadcast
-from fedre_privacy.defenses.base import Defense, defenses
+from fedre_privacy.defenses.base import Defense, defenses_of
+from fedre_privacy.defenses.learnt import defended_extractor
 from fedre_privacy.models.families import (
     ModelSettings,
     architecture_of,
@@ -28,7 +29,7 @@ from fedre_privacy.models.zoo import architectures
 from fedre_privacy.protocols.base import Protocol, protocols
 from fedre_privacy.protocols.blocks.state import Client, Samples, Setting, Task, Training
 
-from .steps import client_step, on_device
+from .steps import client_step, on_device, start_defenses
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,14 +91,15 @@ class ShadowTraining:
         Args: see `core.types.Rehearsal`.
 
         Returns:
-            Each of the rounds to the model after it, in evaluation mode, frozen.
+            Each of the rounds to the model after it, in evaluation mode, frozen; its extractor
+            makes the changes of learnt defences.
 
         Raises:
             IncompatibleError: the model is no `SplitModel`, or there is no image.
             DivergedError: the loss is not finite.
         """
         return {
-            round: copy.deepcopy(actor.model).eval().requires_grad_(False)
+            round: _defended_model(actor, self._defenses)
             for round, actor, _ in self._train_shadow(client, model, images, labels, rounds, seed)
         }
 
@@ -131,6 +133,7 @@ class ShadowTraining:
         actor = Client(client, trainable, samples, samples.take(torch.arange(0)))
         with seeded_generators(seed, "protocol state", client=client):
             protocol.start_client(actor, setting)
+        start_defenses(actor, chosen, setting, seed)
         received = {b.round: b.artifacts for b in self.broadcasts if client in b.recipients}
         before = Task(setting, 0, client)
         with on_device(actor, setting), seeded_generators(seed, "setup", client=client):
@@ -159,7 +162,7 @@ class ShadowTraining:
 
     @property
     def _defenses(self) -> tuple[Defense, ...]:
-        return tuple(_build_part(build_plugin, defenses, one, "defense") for one in self.defense)
+        return defenses_of(self.defense)
 
     def _federation_setting(self, seed: int, labels: Tensor, device: torch.device) -> Setting:
         """The federation as it looks from here: every client as large as the one that is copied."""
@@ -176,6 +179,13 @@ class ShadowTraining:
             device=device,
             model=model,
         )
+
+
+def _defended_model(actor: Client, chosen: Sequence[Defense]) -> nn.Module:
+    model = copy.deepcopy(actor.model)
+    made = defended_extractor(model.extractor, chosen, copy.deepcopy(actor.memory))
+    model.extractor = made  # type: ignore[assignment]
+    return model.eval().requires_grad_(False)
 
 
 def _build_part(make: Callable[..., Any], kind: Any, values: Any, at: str) -> Any:

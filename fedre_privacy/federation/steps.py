@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,6 +26,8 @@ from fedre_privacy.defenses.apply import (
     trainer_of,
 )
 from fedre_privacy.defenses.base import Defense, Sending
+from fedre_privacy.defenses.learnt import DefendedTraining, begin_modules, learns
+from fedre_privacy.defenses.local_pass import ModelShapes
 from fedre_privacy.models.norm import running_norms
 from fedre_privacy.models.probe import channels_last
 from fedre_privacy.protocols.base import Protocol
@@ -58,9 +60,7 @@ def client_step(
     """
     training = task.setting.training
     trainer = trainer_of(defenses)
-
-    def loss(images: Tensor, labels: Tensor) -> Tensor:
-        return protocol.loss(client, images, labels, message)
+    loss = local_loss(protocol, client, training, message)
 
     with seeded_generators(training.seed, "client", client=client.id, round=task.round):
         modules, samples = protocol.modules(client), client.fitted
@@ -79,19 +79,21 @@ def client_step(
         decay = training.decay(task.round)
         mean_loss = trained
         if mean_loss is None:
-            mean_loss = train(
-                modules,
-                loss,
-                samples,
-                epochs=training.epochs,
-                batch_size=training.batch_size,
-                lr=[rate * decay for rate in protocol.learning_rates(client, training.lr)],
-                momentum=training.momentum,
-                weight_decay=training.weight_decay,
-                change=partial(augment_batch, training.augment, rng=task.rng("augment")),
-                clip_norm=protocol.clip_norm,
-                steps=protocol.local_steps,
-            )
+            rates = [rate * decay for rate in protocol.learning_rates(client, training.lr)]
+            with _with_terms(defenses, client, task, loss) as (defended, learnt, own_rates):
+                mean_loss = train(
+                    [*modules, *learnt],
+                    defended,
+                    samples,
+                    epochs=training.epochs,
+                    batch_size=training.batch_size,
+                    lr=[*rates, *own_rates],
+                    momentum=training.momentum,
+                    weight_decay=training.weight_decay,
+                    change=partial(augment_batch, training.augment, rng=task.rng("augment")),
+                    clip_norm=protocol.clip_norm,
+                    steps=protocol.local_steps,
+                )
         if not math.isfinite(mean_loss):
             raise DivergedError(
                 f"Training diverged: the loss of client {client.id} in round {task.round} is "
@@ -108,11 +110,66 @@ def client_step(
     return sent, mean_loss
 
 
+def start_defenses(client: Client, defenses: Defenses, setting: Setting, seed: int) -> None:
+    """Give a client the own modules of its learnt defences, with their first weights.
+
+    Args:
+        seed: of these weights.
+    """
+    if not any(map(learns, defenses)):
+        return
+    shapes = ModelShapes(setting.image_shape, client.model.dim, setting.num_classes)
+    with seeded_generators(seed, "defense modules", client=client.id):
+        made = begin_modules(defenses, shapes)
+    home = next(client.model.parameters()).device
+    client.memory |= {name: module.to(home) for name, module in made.items()}
+
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@contextmanager
+def _with_terms(
+    defenses: Defenses, client: Client, task: Task, loss: Loss
+) -> Iterator[tuple[Loss, Sequence[nn.Module], Sequence[float]]]:
+    """A loss with the terms of learnt defences, their modules that it trains, and step sizes."""
+    if not any(map(learns, defenses)):
+        yield loss, (), ()
+        return
+    training = task.setting.training
+    taking_part = DefendedTraining(
+        defenses, client.model.extractor, client.model.head, client.memory,
+        partial(task.secret_rng, client), round=task.round, rounds=training.rounds,
+    )  # fmt: skip
+    own, rates = taking_part.trained(training.lr * training.decay(task.round))
+    with taking_part.defended(loss) as defended:
+        yield defended, own, rates
+
+
+def local_loss(
+    protocol: Protocol, client: Client, training: Training, message: Message
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """The loss of a client's local training: batch images and labels to a scalar.
+
+    With ``train.precision=bfloat16`` it is computed under autocast; parameters stay float32.
+    """
+
+    def loss(images: Tensor, labels: Tensor) -> Tensor:
+        if training.precision != "bfloat16":
+            return protocol.loss(client, images, labels, message)
+        with torch.autocast(images.device.type, torch.bfloat16, cache_enabled=False):
+            return protocol.loss(client, images, labels, message)
+
+    return loss
+
+
 def client_upload(
     protocol: Protocol, client: Client, message: Message, task: Task, defenses: Defenses = ()
 ) -> tuple[Emission, ...]:
     """What a client that has been trained uploads, after its defences; see `client_step`."""
-    with represent_with_defenses(client.model.extractor, defenses) as seen:
+    with represent_with_defenses(
+        client.model.extractor, defenses, client.memory, partial(task.secret_rng, client)
+    ) as seen:
         emissions = protocol.upload(client, task)
     origin = _took_part(protocol, client, task, defenses)
     made = [
@@ -181,7 +238,7 @@ def _defended_upload(
             seed=task.secret(client),
         )
         out.append(apply_defenses(defenses, emission, sending, number=number, passes=seen.passes))
-    return tuple(out)
+    return tuple(emission for emission in out if emission is not None)
 
 
 def _is_trained(artifact: Artifact) -> bool:
@@ -267,7 +324,9 @@ def first_upload(
         on_device(client, setting),
         seeded_generators(setting.training.seed, "setup", client=client.id),
     ):
-        with represent_with_defenses(client.model.extractor, defenses) as seen:
+        with represent_with_defenses(
+            client.model.extractor, defenses, client.memory, partial(task.secret_rng, client)
+        ) as seen:
             made = protocol.setup_upload(client, task)
         sent = _sent_copies(protocol, made, task)
         return _defended_upload(protocol, client, sent, task, (), defenses, seen)
@@ -307,6 +366,8 @@ def on_device(client: Client, setting: Setting) -> Iterator[None]:
     """
     home = next(client.model.parameters()).device
     modules = [client.model, *client.memory.values()]
+    if home.type == "cuda" == setting.device.type:  # looking is faster than moving
+        modules = [one for one in modules if not _is_on_gpu(one)]
     for module in modules:
         module.to(setting.device)
         if setting.device.type == "cpu":
@@ -316,6 +377,11 @@ def on_device(client: Client, setting: Setting) -> Iterator[None]:
     finally:
         for module in modules:
             module.to(home)
+
+
+def _is_on_gpu(module: nn.Module) -> bool:
+    first = next(module.parameters(), None)
+    return first is not None and first.is_cuda
 
 
 def _finite(artifacts: Iterable[Artifact]) -> bool:

@@ -25,9 +25,15 @@ from fedre_privacy.core.errors import (
 from fedre_privacy.core.types import Emission
 from fedre_privacy.federation import checkpoint
 from fedre_privacy.federation.accuracy import count
-from fedre_privacy.federation.steps import client_step, first_upload, on_device
+from fedre_privacy.federation.steps import (
+    client_step,
+    first_upload,
+    on_device,
+    start_defenses,
+)
 from fedre_privacy.protocols.blocks.state import Client, Message, Samples, Server, Task
-from fedre_privacy.runs.initial_state import build_client, shared_samples
+from fedre_privacy.runs.initial_state import all_samples, build_client, shared_samples
+from fedre_privacy.runs.kept_models import kept_state
 from fedre_privacy.runs.preparation import prepare
 from fedre_privacy.runs.resolution import require_resolved, resolve_training
 from fedre_privacy.runs.run_writer import mixtures, mixtures_file
@@ -128,9 +134,10 @@ class Participation:
             own if k == number else nothing for k, own in enumerate(prepared.setting.class_counts)
         )
         self.setting = replace(prepared.setting, class_counts=counts)
-        data = Samples(prepared.data.images.to(device), prepared.data.labels.to(device))
+        data = all_samples(prepared.data, device)
         shared = shared_samples(prepared, data)
         self.client: Client = build_client(settings, prepared, number, data, {}, shared)
+        start_defenses(self.client, self.defenses, self.setting, settings.train.seed)
         self.received = self.trained = -1
         path = folder / STATE
         if path.is_file():
@@ -184,10 +191,13 @@ class Participation:
     def _tested(self, order: Order) -> Reply:
         reply = self._reply()
         if order["test"]:
-            reply["right"] = count(self.protocol, self.client, self.setting, self.client.test)
+            reply["right"] = self._count(self.client.test)
         if order["shared"] and self.client.shared is not None:
-            reply["shared"] = count(self.protocol, self.client, self.setting, self.client.shared)
+            reply["shared"] = self._count(self.client.shared)
         return reply
+
+    def _count(self, samples: Samples) -> tuple[int, int]:
+        return count(self.protocol, self.client, self.setting, samples, self.defenses)
 
     def _receive(self, round: int, message: Message) -> None:
         """Take a broadcast, if it is news."""
@@ -259,7 +269,7 @@ class Participation:
         if not self.settings.record.truth:
             return
         kept = sorted((self.folder / KEPT).glob("*.safetensors"))
-        tensors = self.client.model.state_dict()
+        tensors = kept_state(self.client, self.defenses)
         files.write_tensors(kept_file(self.folder, round, moment), tensors)
         for path in kept:
             since = int(path.name[:6])

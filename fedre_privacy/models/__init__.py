@@ -6,11 +6,11 @@ from .families import (
     architecture_of,
     assemble,
     build_model,
-    count_parameters,
     members_of,
     representation_dim,
 )
 from .mapping import MAPPINGS, build_mapping
+from .parameter_counts import count_parameters
 from .split import Normalise, SplitModel, load_parameters, num_parameters, parameters_of
 from .zoo import Architecture, architectures
 

@@ -10,11 +10,15 @@ from torch import nn
 
 from ..core.config import knob, knobs
 from ..core.errors import ConfigError, unknown_name
+from .adapters import ADAPTERS, AUTO, RANK, AdapterForm, adapted_backbone
+from .frozen_backbone import FrozenBackbone
 from .mapping import MAPPINGS, build_mapping
 from .norm import NORMS, with_norm
 from .probe import give_copy, needs_copy
-from .split import SplitModel, num_parameters
+from .split import SplitModel
+from .weights import HASHED, with_hash
 from .zoo import Architecture, architectures
+from .zoo.published import LARGEST_SIDE, PublishedBackbone, shared_backbone
 from .zoo.resnet import STEMS
 
 _NEED_COPY: dict[tuple[object, ...], bool] = {}
@@ -56,8 +60,16 @@ and which ViT; cnn4 and vit-b-16 are our choice)."""
 MOST_UNITS = 1 << 16
 """Largest width of a layer that can be asked for."""
 
+ALL, PROJECTION, ADAPTER, HEAD = "all", "projection", "adapter", "head"
+TRAINABLE = (ALL, PROJECTION, ADAPTER, HEAD)
+"""What clients train: everything; a linear layer from the features of a frozen backbone to
+representations, and the head; adapters inside a frozen backbone, and the head; the head alone."""
+
 SHARED, PRIVATE = "shared", "private"
 """Whether clients of one architecture begin with the same weights."""
+
+OF_ARCHITECTURES = ("width", "stem", "size", "checkpoint", "depth", "grid")
+"""Settings that architectures may declare; each goes to those of a federation that do."""
 
 FAMILY_DIM = 512
 """Common representation length of clients whose backbones differ in width (FedRE)."""
@@ -79,8 +91,12 @@ def members_of(name: str) -> tuple[str, ...]:
     problems = [
         unknown_name("architecture", part, [*usable, *FAMILIES])
         for part in names
-        if part not in usable
+        if part.partition(":")[0] not in usable
     ]
+    for part in names if not problems else ():
+        kind = architectures.get(part)
+        if kind.parametric and not kind.argument:
+            problems.append(f"Architecture '{part}' is given as {part}:NAME, {kind.parametric}.")
     if problems:
         raise ConfigError(*problems)
     return names
@@ -117,7 +133,7 @@ class ModelSettings:
     dim: int | None = knob(
         None,
         help="representation length shared by all clients; none: the width of the backbones "
-        f"where they agree, else {FAMILY_DIM}",
+        f"where they agree, else {FAMILY_DIM}; with trainable=projection always {FAMILY_DIM}",
         ge=1,
         le=MOST_UNITS,
     )
@@ -154,11 +170,68 @@ class ModelSettings:
         choices=("default", "kaiming"),
         later=True,
     )
+    trainable: str = knob(
+        ALL,
+        help="what clients train: all; or, where the backbone has published weights, which then "
+        "stay as they are (BatchNorm too), a linear projection of its features and the head, small "
+        "adapters inside it and the head, or the head alone",
+        choices=TRAINABLE,
+        later=True,
+    )
+    adapter: str = knob(
+        AUTO,
+        help="adapters of trainable=adapter: changes of linear layers of low rank (lora), or "
+        "residual bottlenecks behind blocks of convolutions; auto: lora where linear layers see "
+        "tokens",
+        choices=ADAPTERS,
+        later=True,
+    )
+    rank: int | None = knob(
+        None,
+        help="rank of low-rank adapters, channels inside bottlenecks, at most the width of the "
+        f"layer; none: {RANK}",
+        ge=1,
+        le=MOST_UNITS,
+        later=True,
+    )
+    alpha: float | None = knob(
+        None, help="low-rank adapters count alpha / rank; none: twice the rank", gt=0, later=True
+    )
+    size: int | None = knob(
+        None,
+        help="height and width to which images are brought inside backbones with published "
+        "weights; none: as published",
+        unit="pixels",
+        ge=32,
+        le=LARGEST_SIDE,
+        later=True,
+    )
+    checkpoint: str | None = knob(
+        None,
+        help="file of the weights of timm:NAME or torchvision:NAME, safetensors or tensors saved "
+        "by torch.save; the SHA-256 of what it holds is kept behind a #",
+        later=True,
+    )
+
+    depth: int | None = knob(
+        None,
+        help="blocks of a frozen efficientnet-lite behind which representations are taken; none: "
+        "all, and the last convolution",
+        ge=0,
+        later=True,
+    )
+    grid: int | None = knob(
+        None,
+        help="cells in each direction that the maps of a frozen efficientnet-lite are averaged in; "
+        "none: one, the mean of everything",
+        ge=1,
+        later=True,
+    )
 
     def __post_init__(self) -> None:
         names = members_of(self.name)
         declared = {setting for name in names for setting in _settings_of(name)}
-        problems = [
+        problems = self._not_trainable(names) + [
             f"'model.{key}' is {value}, but {self.name} has no such setting. "
             f"Leave it out, or choose another model.name."
             for key, value in self.overrides().items()
@@ -166,11 +239,59 @@ class ModelSettings:
         ]
         if problems:
             raise ConfigError(*problems)
+        if self.checkpoint is not None and not HASHED.fullmatch(self.checkpoint):
+            object.__setattr__(self, "checkpoint", with_hash(self.checkpoint))
+
+    def _not_trainable(self, names: tuple[str, ...]) -> list[str]:
+        """Where published weights are asked for what they cannot do, or are absent."""
+        kinds = {name: architectures.get(name) for name in names}
+        drawn = [name for name, kind in kinds.items() if not kind.pretrained]
+        if self.trainable != ALL and drawn:
+            return [
+                f"'model.trainable' is {self.trainable}, and the backbone of {', '.join(drawn)} "
+                "begins at random: frozen, it would stay so. Use a backbone with published "
+                "weights, for example --models efficientnet-lite0, or trainable=all."
+            ]
+        problems = []
+        early = [key for key in ("depth", "grid") if getattr(self, key) is not None]
+        if self.trainable == ALL and early:
+            problems.append(
+                f"'model.{early[0]}' is for a frozen backbone. Use model.trainable=head or "
+                "model.trainable=projection."
+            )
+        if self.trainable == PROJECTION and self.mapping == "mp":
+            problems.append("'model.mapping' is mp, and trainable=projection has a trained layer.")
+        if self.trainable == HEAD and self.mapping == "fc":
+            problems.append(
+                "'model.mapping' is fc, a trained layer, and with trainable=head the head alone is "
+                "trained. Use model.trainable=projection."
+            )
+        if self.trainable != ADAPTER:
+            given = {"adapter": self.adapter != AUTO, "rank": self.rank, "alpha": self.alpha}
+            problems += [
+                f"'model.{key}' is {getattr(self, key)}, and no adapter is trained. Use "
+                "model.trainable=adapter."
+                for key, value in given.items()
+                if value
+            ]
+        for key, kept in (("norm", "bn"), ("weights", "default")):
+            if getattr(self, key) != kept and len(drawn) < len(kinds):
+                problems.append(
+                    f"'model.{key}' is {getattr(self, key)}, which published weights do not "
+                    f"survive. Leave it out."
+                )
+        return problems
 
     def overrides(self) -> dict[str, int | str]:
         """Return the settings given for the architectures themselves."""
-        given = {"width": self.width, "stem": self.stem}
+        given = {name: getattr(self, name) for name in OF_ARCHITECTURES}
         return {key: value for key, value in given.items() if value is not None}
+
+    def adapters(self) -> AdapterForm:
+        """Return which adapters are trained where adapters are."""
+        rank = RANK if self.rank is None else self.rank
+        alpha = 2.0 * rank if self.alpha is None else self.alpha
+        return AdapterForm(kind=self.adapter, rank=rank, alpha=alpha)
 
     def architecture(self, client: int) -> Architecture:
         """Return the architecture of one client with these settings."""
@@ -198,6 +319,8 @@ def representation_dim(settings: ModelSettings, image_shape: tuple[int, int, int
     """
     if settings.dim is not None:
         return settings.dim
+    if settings.trainable == PROJECTION:
+        return FAMILY_DIM
     widths = {
         _native_dim(settings.architecture(client), *image_shape)
         for client in range(len(members_of(settings.name)))
@@ -213,29 +336,58 @@ def assemble(
     mapping: str = "ap",
     dim: int | None = None,
     norm: str = "bn",
+    trainable: str = ALL,
+    adapters: AdapterForm | None = None,
 ) -> SplitModel:
     """Build a model around one architecture, e.g. FedMRL's small model ``Cnn5(width=128)``.
 
     Args:
         dim: representation length; none: the backbone's own width.
+        trainable: one of `TRAINABLE`.
+        adapters: those that are trained, if so; none: as by default.
 
     Raises:
         ConfigError: unknown mapping.
-        IncompatibleError: the architecture does not take such images.
+        IncompatibleError: the architecture does not take such images, or such adapters.
     """
-    backbone, native = architecture.build(image_shape)
+    form = (adapters or AdapterForm()) if trainable == ADAPTER else None
+    backbone, native, preprocess = _backbone_of(architecture, image_shape, trainable, form)
     backbone = with_norm(backbone, norm)
     dim = native if dim is None else dim
     model = SplitModel(
-        backbone, build_mapping(mapping, native, dim), dim=dim, num_classes=num_classes
+        backbone,
+        build_mapping("fc" if trainable == PROJECTION else mapping, native, dim),
+        dim=dim,
+        num_classes=num_classes,
+        normalise=preprocess,
     )
     if not model.head.weight.is_meta:
-        tried = (type(architecture), repr(architecture), tuple(image_shape), norm)
+        tried = (type(architecture), repr(architecture), tuple(image_shape), norm, trainable, form)
         if tried not in _NEED_COPY:
             _NEED_COPY[tried] = needs_copy(model.extractor, image_shape)
         if _NEED_COPY[tried]:
             give_copy(model.extractor)
     return model
+
+
+def _backbone_of(
+    architecture: Architecture,
+    image_shape: tuple[int, int, int],
+    trainable: str,
+    form: AdapterForm | None,
+) -> tuple[nn.Module, int, nn.Module]:
+    """A backbone, the length of its features, and what brings images to its input.
+
+    A frozen one is the same for all models, and brings images to its input itself.
+    """
+    if trainable == ALL:
+        return *architecture.build(image_shape), architecture.preprocess(image_shape)
+    assert isinstance(architecture, PublishedBackbone)
+    if form is not None:
+        adapted = adapted_backbone(architecture, image_shape, form)
+        return *adapted, architecture.preprocess(image_shape)
+    shared = shared_backbone(architecture, tuple(image_shape))
+    return FrozenBackbone(shared), shared.length, nn.Identity()
 
 
 def build_model(
@@ -258,6 +410,8 @@ def build_model(
         mapping=settings.mapping,
         dim=representation_dim(settings, image_shape),
         norm=settings.norm,
+        trainable=settings.trainable,
+        adapters=settings.adapters() if settings.trainable == ADAPTER else None,
     )
     if settings.weights == "kaiming":
         model.apply(_kaiming_init)
@@ -277,31 +431,3 @@ def has_batch_norm(
     with torch.device("meta"):
         model = build_model(settings, client, image_shape, num_classes)
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
-
-
-def count_parameters(
-    name: str,
-    image_shape: tuple[int, int, int],
-    num_classes: int,
-    dim: int | None = None,
-    mapping: str = "ap",
-    *,
-    client: int = 0,
-) -> dict[str, int]:
-    """Count the parameters of a model without allocating it.
-
-    Args:
-        name: architecture, family or comma list; `client` picks the entry.
-
-    Returns:
-        ``base`` (extractor with its mapping), ``head`` and ``total``, in scalars.
-
-    Raises:
-        ConfigError: unknown name or mapping.
-        IncompatibleError: the architecture does not take such images.
-    """
-    settings = ModelSettings(name=name, mapping=mapping, dim=dim)
-    with torch.device("meta"):
-        model = build_model(settings, client, image_shape, num_classes)
-    base, head = num_parameters(model.extractor), num_parameters(model.head)
-    return {"base": base, "head": head, "total": base + head}

@@ -131,7 +131,7 @@ def load_parameters(module: nn.Module, params: Mapping[str, Tensor]) -> None:
         )
     with torch.no_grad():
         for name, parameter in own.items():
-            parameter.copy_(params[name])
+            parameter.copy_(params[name], non_blocking=True)
 
 
 def num_parameters(module: nn.Module) -> int:

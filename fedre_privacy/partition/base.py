@@ -33,6 +33,8 @@ class Partition(ABC):
     """
 
     name: ClassVar[str] = ""
+    when_to_use: ClassVar[str] = ""
+    """When to take it rather than another partition: a clause of at most 100 characters."""
     shorthand: ClassVar[str] = ""
     """The setting that ``--partition NAME:VALUE`` gives; empty: it takes none."""
     also: ClassVar[tuple[str, ...]] = ()

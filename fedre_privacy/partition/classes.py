@@ -35,6 +35,7 @@ class Classes(Partition):
         Random numbers come from another generator, so the clients' classes differ.
     """
 
+    when_to_use = "a fixed number of classes a client, in shares that nearly agree"
     shorthand = "classes"
 
     classes: int = knob(2, help="class slots of each client", unit="classes", ge=1)

@@ -14,6 +14,7 @@ from .base import IntArray, Partition, partitions
 class IID(Partition):
     """Shuffle all samples and deal them out in shares of equal size (to within one)."""
 
+    when_to_use = "the control: clients whose labels are not skewed"
     also = ("homogeneous", "homo", "uniform", "random", "even", "equal")
 
     def assign(

@@ -47,6 +47,7 @@ class LongTail(Partition):
         cannot be reached, so `min_samples` is 3: two to train on, which BatchNorm needs.
     """
 
+    when_to_use = "classes of very different sizes, beside skew over clients"
     shorthand = "imbalance"
     also = ("long-tailed", "lt", "imbalanced")
 

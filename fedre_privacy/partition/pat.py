@@ -30,6 +30,7 @@ class PAT(Partition):
     Deviations: the released code divides by zero or drops classes where this raises an error.
     """
 
+    when_to_use = "pathological skew as in many papers: few classes a client"
     shorthand = "classes"
     also = ("pathological", "shards", "label-skew")
 

@@ -34,6 +34,7 @@ class PRA(Partition):
         by zero; here the client with the fewest samples gets the class.
     """
 
+    when_to_use = "skew by a Dirichlet law: the default, and the usual setting of papers"
     shorthand = "alpha"
     also = ("dirichlet", "dir", "lda", "non-iid", "practical", "hetero")
 
@@ -101,12 +102,17 @@ def dirichlet_shares(
             return [np.concatenate(own) for own in zip(*pieces, strict=True)]
         if sizes.min() > best:
             best, poorest = int(sizes.min()), int(sizes.argmin())
+    advice = (
+        f"Give a larger alpha, fewer clients, a smaller min_samples (now {least}), a larger "
+        f"max_redraws (now {max_redraws}), or --partition iid."
+    )
+    if len(members) == 1:
+        advice = "All samples are of one class, whose shares differ much: give --partition iid."
     raise ConfigError(
         f"Partition '{scheme}' (alpha={alpha:g}, {num_clients} clients): after "
         f"{max_redraws} redraws some client still has fewer than {least} samples (at "
         f"best, client {poorest} had {best}).",
-        f"Give a larger alpha, fewer clients, a smaller min_samples (now {least}), a larger "
-        f"max_redraws (now {max_redraws}), or --partition iid.",
+        advice,
     )
 
 

@@ -7,7 +7,7 @@ clients as separate processes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -34,6 +34,8 @@ class Protocol:
     """Base of all protocols: every hook defaults to plain local training."""
 
     name: ClassVar[str] = ""
+    when_to_use: ClassVar[str] = ""
+    """When to take it rather than another protocol: a clause of at most 100 characters."""
     uploads: ClassVar[tuple[type[Artifact], ...]] = ()
     """Kinds of artifacts that clients send; the loop refuses any other."""
     broadcasts: ClassVar[tuple[type[Artifact], ...]] = ()
@@ -102,6 +104,11 @@ class Protocol:
         """
         return NOTHING
 
+    def inexact(self) -> str:
+        """Why class statistics of these settings are no sums of one part of each sample, in a
+        clause, with the setting that makes them so; empty: they are such sums, or none is sent."""
+        return ""
+
     def traffic(self, sizes: Sizes) -> Exchange | None:
         """Count what one round sends with these settings; None: no formula, runs are measured."""
         return None
@@ -142,6 +149,10 @@ class Protocol:
     def receive(self, client: Client, message: Message, task: Task) -> None:
         """What a client does with a broadcast before training; never called with an empty one."""
 
+    def trains(self) -> bool:
+        """Whether clients train with these settings; where not, `modules` is empty."""
+        return True
+
     def modules(self, client: Client) -> Sequence[nn.Module]:
         """What local training updates."""
         return (client.model,)
@@ -153,6 +164,17 @@ class Protocol:
     def loss(self, client: Client, images: Tensor, labels: Tensor, message: Message) -> Tensor:
         """One scalar over everything in `modules`."""
         return nn.functional.cross_entropy(client.model(images), labels)
+
+    def step_draws(self, client: Client, count: int) -> Mapping[str, Tensor]:
+        """What `loss` draws on the host for one batch, from torch's global generator.
+
+        A captured step cannot draw there. So this is drawn before each step, and the loss finds it
+        in ``client.tensors``; where it does not, it draws the same itself.
+
+        Args:
+            count: samples of the batch.
+        """
+        return {}
 
     def upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
         """What a client sends after training."""

@@ -44,6 +44,7 @@ class FD(Protocol):
                 below. Classes that nobody refreshed keep their entry.
     """
 
+    when_to_use = "distillation that shares the mean output of each class and no model"
     uploads = (ClassLogits,)
     broadcasts = (ClassLogits, Counts)
     training_only = True

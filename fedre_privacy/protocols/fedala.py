@@ -39,6 +39,7 @@ class FedALA(Protocol):
                 one, and train mode, which matters for BatchNorm alone.
     """
 
+    when_to_use = "personal models in FedAvg; the server sees the same whole models"
     uploads = (ModelState, Counts)
     broadcasts = (ModelState,)
     sums = "samples"

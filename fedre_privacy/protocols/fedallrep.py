@@ -32,6 +32,7 @@ class FedAllRep(Protocol):
                 release. No sample is dropped.
     """
 
+    when_to_use = "the upper end of leakage: every single representation is sent"
     uploads = (Representations,)
     broadcasts = (HeadState,)
     training_only = True

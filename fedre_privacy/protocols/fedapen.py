@@ -36,6 +36,7 @@ class FedAPEN(Protocol):
                 official code; no other protocol here does so by default.
     """
 
+    when_to_use = "different architectures that share a small model and weigh both models' outputs"
     uploads = (SmallModelState,)
     broadcasts = (SmallModelState,)
     headline = "post_broadcast"

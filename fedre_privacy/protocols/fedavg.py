@@ -24,6 +24,7 @@ class FedAvg(Protocol):
                 (``buffers`` does both, and they are counted).
     """
 
+    when_to_use = "the baseline: one architecture, whole models are sent"
     uploads = (ModelState, Counts)
     broadcasts = (ModelState,)
     training_only = True

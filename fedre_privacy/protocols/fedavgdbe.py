@@ -56,6 +56,7 @@ class FedAvgDBE(Protocol):
                 kappa = 0 switches the pull off.
     """
 
+    when_to_use = "FedAvg for skewed labels, which also sends a mean of representations"
     uploads = (ModelState, Counts, RepStatistic)
     broadcasts = (ModelState,)
     headline = "post_broadcast"

@@ -47,7 +47,8 @@ class Generator(nn.Module):
         )
 
     def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
-        out: Tensor = self.net(torch.cat([noise, F.one_hot(labels, self.num_classes)], 1))
+        rows = torch.eye(self.num_classes, device=noise.device, dtype=noise.dtype)
+        out: Tensor = self.net(torch.cat([noise, rows[labels]], 1))
         return out
 
 
@@ -69,6 +70,9 @@ class FedGen(Protocol):
                 (``average=model`` averages those, as a public library does).
     """
 
+    when_to_use = (
+        "heads only are shared, with a generator on the server; representations stay at home"
+    )
     uploads = (HeadState, Counts)
     broadcasts = (HeadState, GeneratorState)
     headline = "post_broadcast"
@@ -140,25 +144,28 @@ class FedGen(Protocol):
         loss = F.cross_entropy(client.model(images), labels)
         if not self.weight or len(labels) < 2:
             return loss
-        made, classes = self._make(
-            client.memory["generator"], client.tensors["classes"], len(labels), labels.device, None
+        drawn = client.tensors
+        if "drawn classes" not in drawn:
+            drawn = self.step_draws(client, len(labels))
+        classes, noise = (
+            drawn[name].to(labels.device) for name in ("drawn classes", "drawn noise")
         )
+        made = client.memory["generator"](noise, classes)
         return loss + self.weight * F.cross_entropy(client.model.head(made), classes)
 
-    def _make(
-        self,
-        generator: nn.Module,
-        classes: Tensor,
-        count: int,
-        device: torch.device,
-        rng: torch.Generator | None,
+    def step_draws(self, client: Client, count: int) -> dict[str, Tensor]:
+        if not self.weight or count < 2:
+            return {}
+        classes, noise = self._draw(client.tensors["classes"], count, None)
+        return {"drawn classes": classes, "drawn noise": noise}
+
+    def _draw(
+        self, classes: Tensor, count: int, rng: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
-        """Representations and their classes; without a stream the seeded global one is used."""
+        """Classes and noise for the generator; without a stream the seeded global one is used."""
         labels = torch.multinomial(classes.cpu().double(), count, True, generator=rng)
         draw = torch.randn if self.noise == "normal" else torch.rand
-        noise = draw(count, self.hidden, generator=rng)
-        labels = labels.to(device)
-        return generator(noise.to(device), labels), labels
+        return labels, draw(count, self.hidden, generator=rng)
 
     def upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
         sent: tuple[Emission, ...] = self._shared_hooks.upload(self, client, task)
@@ -178,7 +185,9 @@ class FedGen(Protocol):
         rng = task.rng("generator")
         count = max(2, task.setting.training.batch_size)  # BatchNorm needs two
         for _ in range(self.steps):
-            made, labels = self._make(generator, server.tensors["classes"], count, device, rng)
+            labels, noise = self._draw(server.tensors["classes"], count, rng)
+            labels = labels.to(device)
+            made = generator(noise.to(device), labels)
             logits = torch.einsum("k,kcd,bd->bc", mix, weights, made) + mix @ biases
             loss = F.cross_entropy(logits, labels)
             optimiser.zero_grad(set_to_none=True)

@@ -27,6 +27,7 @@ class FedGH(Protocol):
                 pass after training.
     """
 
+    when_to_use = "prototypes that train one shared head: FedRE's direct competitor without mixing"
     uploads = (Prototypes,)
     broadcasts = (HeadState,)
     training_only = True

@@ -54,6 +54,7 @@ class FedKD(Protocol):
                 each model gets its gradient twice (``hidden=2``).
     """
 
+    when_to_use = "whole models are too large to send: a student travels in low rank"
     uploads = (LowRankChange,)
     broadcasts = (SmallModelState, LowRankModel, LowRankChange)
     clip_norm = 10.0

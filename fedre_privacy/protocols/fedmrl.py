@@ -36,6 +36,9 @@ class FedMRL(Protocol):
                 weights only); the projector is kept over rounds (a public library loses it).
     """
 
+    when_to_use = (
+        "different architectures whose representations are joined with a shared small model's"
+    )
     uploads = (SmallModelState, Counts)
     broadcasts = (SmallModelState,)
     training_only = True

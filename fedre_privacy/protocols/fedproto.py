@@ -42,6 +42,7 @@ class FedProto(Protocol):
                 from during it.
     """
 
+    when_to_use = "the baseline of prototype protocols: different architectures, no shared head"
     uploads = (Prototypes,)
     broadcasts = (Prototypes,)
     training_only = True

@@ -48,6 +48,7 @@ class FedRAL(Protocol):
                 than it elsewhere.
     """
 
+    when_to_use = "different architectures that share only a matrix of relations between features"
     uploads = (MatrixBlocks, Counts)
     broadcasts = (MatrixBlocks,)
     training_only = True

@@ -41,6 +41,7 @@ class FedRE(Protocol):
                 (results/learning.md), ``server.reduction=sum`` for the sum.
     """
 
+    when_to_use = "what this package began with: one mixture of representations a client and round"
     uploads = (EntangledRep,)
     broadcasts = (HeadState,)
     training_only = True

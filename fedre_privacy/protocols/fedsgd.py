@@ -36,6 +36,9 @@ class FedSGD(Protocol):
                 the client and are used to predict.
     """
 
+    when_to_use = (
+        "gradients of single batches: the setting in which gradient inversion was published"
+    )
     uploads = (GradientState, Counts)
     broadcasts = (ModelState,)
     training_only = True

@@ -47,6 +47,7 @@ class FedTGP(Protocol):
                 model before this round's training, as in the public code).
     """
 
+    when_to_use = "FedProto with prototypes that the server trains apart from each other"
     uploads = (Prototypes,)
     broadcasts = (Prototypes,)
     training_only = True

@@ -35,6 +35,7 @@ class FML(Protocol):
                 samples, which clients then send once).
     """
 
+    when_to_use = "different architectures that learn from a shared small model and teach it"
     uploads = (SmallModelState,)
     broadcasts = (SmallModelState,)
     training_only = True

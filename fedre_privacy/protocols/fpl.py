@@ -45,6 +45,7 @@ class FPL(Protocol):
                 clusters.
     """
 
+    when_to_use = "prototypes under domain shift: several clusters a class"
     uploads = (Prototypes,)
     broadcasts = (Prototypes, ModelState)
     training_only = True

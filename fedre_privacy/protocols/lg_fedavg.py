@@ -25,6 +25,7 @@ class LGFedAvg(Protocol):
     Reference:  Liang et al., Think locally, act globally, arXiv 2001.01523, 2020.
     """
 
+    when_to_use = "only heads are sent and averaged; extractors stay at home"
     uploads = (HeadState, Counts)
     broadcasts = (HeadState,)
     training_only = True

@@ -18,6 +18,7 @@ class Local(Protocol):
     train, others wait, so it follows the same schedule as every other protocol.
     """
 
+    when_to_use = "the anchor of accuracy: what clients reach alone, with nothing sent"
     training_only = True
 
     def traffic(self, sizes: Sizes) -> Exchange:

@@ -17,15 +17,28 @@ from fedre_privacy.core.units import human_bytes, human_seconds, plural
 from fedre_privacy.eval import Card, Measure, Scores
 from fedre_privacy.eval.confidence import CONFIDENCE
 from fedre_privacy.eval.measures import BETTER
+from fedre_privacy.eval.report import save_figure
 from fedre_privacy.experiments.attack import AttackResult
 from fedre_privacy.experiments.questions.without_truth import WORDS, UnscoredAnswers
 
 from . import html
 from .html import Html, Target, pieces
-from .page_parts import DEFINITIONS, NAME, SHOWN_TARGETS, absent, figures, settings_of, versions
+from .page_parts import (
+    DEFINITIONS,
+    NAME,
+    SHOWN_TARGETS,
+    absent,
+    figures,
+    settings_of,
+    title_of_attack,
+    versions,
+)
 
 SHOWN_ROWS = 1000
 """Rows of the table of single targets; the CSV has all."""
+
+FIRST_TARGETS = 6
+"""Targets whose pictures stand beside the verdict."""
 
 COUNTERFACTUAL = "the protocol does not upload what was attacked; it asks what it would leak if"
 
@@ -34,17 +47,38 @@ STEERED = "the server of this run did not follow the protocol; clients were not 
 
 
 def attack_page(result: AttackResult) -> Path:
-    """The page of an attack, written if it is not there as ``drawn.json`` lists it."""
+    """The page of an attack; it and the figures are made if ``drawn.json`` lists none there."""
     there = NAME in figure_names(result.folder)
     return result.folder / NAME if there else write_attack_report(result)
 
 
 def write_attack_report(result: AttackResult) -> Path:
-    """Write the page of an attack into its folder, from its record, scores and figures.
+    """Draw the figures of an attack into its folder, and write its page from these and its record.
 
     Returns:
         The file.
     """
+    with lock_folder(result.folder, wait=True), files.private():
+        remove_temporaries(result.folder)
+        drawn = _draw(result)
+        path = result.folder / NAME
+        files.write_text(path, _page_text(result))
+        write_manifest(result.folder, [*drawn, path], name=DRAWN)
+    return path
+
+
+def _draw(result: AttackResult) -> list[Path]:
+    """Write the figures, as PNG, PDF and SVG each; earlier versions listed them as recorded."""
+    if any(name.endswith(".png") for name in complete_manifest(result.folder).entries):
+        return []
+    return [
+        path
+        for name, figure in result.figures().items()
+        for path in save_figure(figure, result.folder / name)
+    ]
+
+
+def _page_text(result: AttackResult) -> str:
     trial, card = result.trial, result.card
     run, settings = trial.run, trial.settings
     command, meaning = run.repeat(settings, result.folder)
@@ -54,15 +88,19 @@ def write_attack_report(result: AttackResult) -> Path:
     lost = f", {card.diverged} diverged" if card.diverged else ""
     lost += f" ({card.lost_rule})" if lost and card.lost_rule else ""
     said = {name: " ".join(words.split()) for name, words in result.record["trial"].items()}
-    text = html.fill_template(
+    targets = _targets(result)
+    return html.fill_template(
         "attack.html",
-        title=f"{settings.attack.name} on {trial.kind} of {run.name}",
+        title=title_of_attack(settings.attack.name, trial.kind, run.system),
+        name=run.name,
         card=card,
         flags=flags,
-        trial=dict(run.headline()) | said,
+        trial={"Run": run.name} | dict(run.headline()) | said,
         counted=f"{card.n} of {plural(card.targets, 'target')}{lost}; {card.compared_with}.",
         figures=figures(result.folder),
-        targets=_targets(result),
+        targets=targets,
+        first=targets[:FIRST_TARGETS],
+        first_words=_first_words(result, len(targets)),
         scored=isinstance(card, Scores) and isinstance(result.outcome, Reconstruction),
         sure=[m.line() for m in map(card.find, CONFIDENCE) if m is not None],
         most=SHOWN_TARGETS,
@@ -79,18 +117,20 @@ def write_attack_report(result: AttackResult) -> Path:
         command=command,
         meaning=meaning,
     )
-    path = result.folder / NAME
-    with lock_folder(result.folder, wait=True), files.private():
-        remove_temporaries(result.folder)
-        files.write_text(path, text)
-        write_manifest(result.folder, [path], name=DRAWN)
-    return path
 
 
 def flags_of(active: str, system: str, counterfactual: bool) -> dict[str, str]:
     """What a reader must know before any number, by the word that marks it."""
     out = {"COUNTERFACTUAL": f"{COUNTERFACTUAL} {system} did."} if counterfactual else {}
     return out | ({ACTIVE: f"{active.removeprefix(ACTIVE).strip()}: {STEERED}"} if active else {})
+
+
+def _first_words(result: AttackResult, count: int) -> str:
+    """Which targets stand beside the verdict."""
+    sure = "confidence" in result.frame()
+    some = plural(min(count, FIRST_TARGETS), "target")
+    which = f"The {some} of which the attack is surest" if sure else f"The first {some}"
+    return f"{which}, of {result.card.targets}."
 
 
 def _targets(result: AttackResult) -> list[Target]:
@@ -113,17 +153,21 @@ def _targets(result: AttackResult) -> list[Target]:
         kind = f"class {classes[label]}" if label >= 0 else "several classes"
         shown.append(
             Target(
+                at,
                 f"Target {at}: client {row['client']}, {kind}, of {made_of}",
                 {
                     "truth (match)": html.png(scores.originals[at]),
                     "recovered": html.png(recovered[at]),
-                    f"floor: {row['floor'] or 'none'}": html.png(scores.floor_images[at]),
+                    "floor": html.png(scores.floor_images[at]),
                 },
                 {
                     m.title: f"{_score(m, row[m.key])} (floor {_score(m, row[f'{m.key}_floor'])})"
                     for m in measures
                 }
-                | {"found in the line-up": "yes" if row["hit1"] == 1 else "no"}
+                | {
+                    "found in the line-up": "yes" if row["hit1"] == 1 else "no",
+                    "floor": str(row["floor"] or "none"),
+                }
                 | _own_word(row),
                 f"diverged: {scores.lost_rule}" if row["diverged"] else "",
             )
@@ -144,7 +188,7 @@ def _unscored_section(result: AttackResult, images: Tensor) -> list[Target]:
             }
         title = f"Target {at}: client {row['client']}, class {row['label']}"
         said |= _own_word(row)
-        shown.append(Target(title, {"recovered": html.png(images[at])}, said))
+        shown.append(Target(at, title, {"recovered": html.png(images[at])}, said))
     return shown
 
 

@@ -20,12 +20,15 @@ from fedre_privacy.core.registry import plugin_words
 from fedre_privacy.core.units import human_seconds, plural
 from fedre_privacy.eval.measures import RECORD
 from fedre_privacy.runs.folder import COMPLETE, BegunRecord
+from fedre_privacy.runs.settings import ADAPTIVE, NAIVE
 
 from . import html
 from .html import Link
-from .page_parts import DEFINITIONS, NAME, absent, figures, versions
+from .page_parts import DEFINITIONS, NAME, absent, figures, protocol_name, versions
 
 SWEEP = "sweep.yaml"
+NAMED = 6
+"""Variants that the title of the page names."""
 
 
 def write_benchmark_report(result: BenchmarkResult) -> Path:
@@ -43,10 +46,12 @@ def write_benchmark_report(result: BenchmarkResult) -> Path:
     bad = f", {len(failed)} failed" if failed else ""
     page = html.fill_template(
         "benchmark.html",
-        title=f"Benchmark {wanted.name}",
+        title=_title(wanted),
+        name=wanted.name,
         counted=f"{plural(len(wanted.variants), 'variant')}, seeds "
         f"{', '.join(map(str, wanted.seeds))}: {plural(len(jobs), 'training')}{bad}.",
         variants=list(result.table()),
+        defences=list(result.defences()),
         figures=figures(folder),
         failed=failed,
         parts=[_variant(one.label, result, jobs, runs) for one in wanted.variants],
@@ -61,6 +66,13 @@ def write_benchmark_report(result: BenchmarkResult) -> Path:
     return path
 
 
+def _title(wanted: Benchmark) -> str:
+    """What is compared, in words."""
+    labels = [protocol_name(variant.label) for variant in wanted.variants]
+    some = ", ".join(labels) if len(labels) <= NAMED else plural(len(labels), "variant")
+    return f"benchmark of {some}"
+
+
 COLUMNS = {
     "images: ..., prototypes: ..., labels: ..., membership: ...": "the strongest attack's value, "
     "its floor in brackets; PSNR over its floor, where the strongest attack on images of the suite "
@@ -68,6 +80,9 @@ COLUMNS = {
     "Pareto": "no other variant is at least as good in accuracy, scalars and leakage of images and "
     "better in one",
     "+-": "sd over seeds",
+    "false security": "leakage under an attacker that knows the defence, less that under one that "
+    "does not",
+    "seconds a round": "of the fastest round of all seeds",
 }
 
 
@@ -91,6 +106,7 @@ def _sweep(wanted: Benchmark) -> dict[str, Any]:
         "seeds": list(wanted.seeds),
         "attacks": None if wanted.attacks is None else [dict(a) for a in wanted.attacks],
         "targets": wanted.targets,
+        "attackers": list(wanted.attackers) if wanted.attackers != (ADAPTIVE,) else None,
     }
     plain = json.loads(json.dumps(sweep, default=str))
     return {key: value for key, value in plain.items() if value not in (None, {}, [])}
@@ -110,6 +126,7 @@ def _variant(
                     "attack": row["attack"],
                     "target": row["target"],
                     "threat": row["threat"],
+                    "attacker": row["attacker"],
                     "measure": f"{row['title']} {row['unit'] or ''}".strip(),
                     "group": row["group"] or "all",
                     "value": _mean_sd(row["value"], row["value_sd"]),
@@ -128,7 +145,8 @@ def _variant(
             link = Link("report", quote(_relative(page, result.folder)))
             verdicts.append(
                 {
-                    "attack": f"{entry['attack']} on {entry['target']}",
+                    "attack": f"{entry['attack']} on {entry['target']}"
+                    + (f", {NAIVE}" if entry.get("attacker") == NAIVE else ""),
                     "seed": job["seed"],
                     "verdict": entry["verdict"],
                     "because": entry["because"],

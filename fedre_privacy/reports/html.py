@@ -26,6 +26,8 @@ from torch import Tensor
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.safe_text import visible
 
+from .verdict_icons import ICONS, look_of
+
 Html = Markup
 """A finished piece of a page: text in it is escaped."""
 
@@ -33,6 +35,9 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 WIDE = 44
 """Characters from which a cell may be broken into lines."""
+
+PHRASE = 16
+"""Characters from which a text has room for some of its words in a line."""
 
 _NUMBER = re.compile(r"[+-]?\d[\d,]*\.?\d*(?:[eE][+-]?\d+)?")
 _WITHOUT_VALUE = ("", "-", "--")
@@ -56,10 +61,12 @@ class Target:
     """One attacked target with its pictures.
 
     Args:
+        number: among all targets.
         shots: heading to PNG, side by side, the truth first.
         note: what is odd about it, or empty.
     """
 
+    number: int
     title: str
     shots: Mapping[str, bytes]
     scores: Mapping[str, str]
@@ -74,6 +81,7 @@ _TEMPLATES = Environment(
     undefined=StrictUndefined,
     finalize=lambda value: value if isinstance(value, Html) else visible(str(value)),
 )
+_TEMPLATES.globals |= {"icons": ICONS, "look_of": look_of}
 _TEMPLATES.filters["base64"] = lambda data: base64.b64encode(data).decode("ascii")
 
 
@@ -136,8 +144,9 @@ def _cell(value: object, right: bool) -> _TableCell:
         return _TableCell(shown, "number" if right else "", "")
     wide = len(shown) > WIDE
     if number is not None:
-        return _TableCell(shown, "words" if wide else "number", f"{number:.10g}")
-    return _TableCell(shown, "words" if wide else "")
+        kind = "words" if wide else "number" if right else ""
+        return _TableCell(shown, kind, f"{number:.10g}")
+    return _TableCell(shown, "words" if wide else "phrase" if len(shown) > PHRASE else "")
 
 
 def _display_value(value: object) -> str:

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.models.families import count_parameters
+from fedre_privacy.models.parameter_counts import count_parameters
 from fedre_privacy.partition.pat import PAT
 from fedre_privacy.protocols.base import protocols
 from fedre_privacy.protocols.blocks.traffic import Count, Exchange, Sizes

@@ -120,12 +120,9 @@ def methods(server: HeadTraining) -> dict[str, Protocol]:
 class Points(Samples):
     """Points instead of images, (n, 2, 1, 1) float32 of any size: used as they are."""
 
-    def take(self, index: Tensor) -> Points:
-        return Points(self.images[index], self.labels[index])
-
     def batch(self, index: Tensor | slice) -> tuple[Tensor, Tensor]:
         """Return points (b, 2, 1, 1) float32 and labels (b,)."""
-        return self.images[index], self.labels[index]
+        return self.pixels(index), self.labels[index]
 
 
 def draw(settings: ToySettings, seed: int, client: int) -> tuple[Points, Points]:

@@ -11,6 +11,7 @@ import torch
 
 from fedre_privacy.core.memory import free_bytes
 from fedre_privacy.core.rng import seeded_generators
+from fedre_privacy.data.base import ImageData
 from fedre_privacy.models.families import PRIVATE, architecture_of, build_model
 from fedre_privacy.models.split import SplitModel
 from fedre_privacy.protocols.blocks.state import (
@@ -27,10 +28,9 @@ from .settings import TrainSettings
 
 
 def build_clients(settings: TrainSettings, prepared: PreparedTraining) -> list[Client]:
-    """Make every client's model and put its samples on the device, pixels as uint8."""
+    """Make every client's model; all clients share the pixels, on the device where they fit."""
     device = prepared.setting.device
-    images, labels = prepared.data.images.to(device), prepared.data.labels.to(device)
-    data = Samples(images, labels)
+    data = all_samples(prepared.data, device)
     first: dict[str, SplitModel] = {}
     shared = shared_samples(prepared, data)
     clients = [
@@ -41,6 +41,13 @@ def build_clients(settings: TrainSettings, prepared: PreparedTraining) -> list[C
         for client in clients:
             client.model.to(device)
     return clients
+
+
+def all_samples(data: ImageData, device: torch.device) -> Samples:
+    """All samples with labels on a device, and pixels too where they take half of it at most."""
+    free = free_bytes(device)
+    fits = free is None or data.images.nbytes <= free / 2
+    return Samples(data.images.to(device) if fits else data.images, data.labels.to(device))
 
 
 def build_client(

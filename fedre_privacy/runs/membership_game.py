@@ -23,6 +23,7 @@ from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import secret, stream
 from fedre_privacy.data.base import ImageData
+from fedre_privacy.data.mapped import copy_images
 from fedre_privacy.partition.base import ClientSplit
 
 COIN, PAIR, NULL = GAMES = ("coin", "pair", "null")
@@ -127,7 +128,7 @@ def plant_canaries(data: ImageData, slots: Slots, coins: MembershipGame) -> Imag
     if coins.canary == NATURAL:
         return data
     rng = stream(coins.seed, "canaries")
-    images, labels = data.images.clone(), data.labels.clone()
+    images, labels = copy_images(data.images), data.labels.clone()
     classes = len(data.classes)
     shift = torch.randint(1, max(classes, 2), (len(slots),), generator=rng)
     for samples in (slots.one, slots.other):

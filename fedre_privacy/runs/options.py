@@ -51,8 +51,8 @@ PROTOCOL = Annotated[
 ]
 DATASET = Annotated[
     "Name | Dataset | None",
-    "digits, photos (both built in), npz:FILE, imagefolder:DIR, tinyimagenet, cifar10, cifar100, "
-    "mnist, fashion-mnist",
+    "digits, photos (both built in), npz:FILE, imagefolder:DIR, hf:NAME, tinyimagenet, cifar10, "
+    "cifar100, mnist, fashion-mnist",
     Option("D[:PATH]", "digits", "data"),
 ]
 ATTACK = Annotated[
@@ -101,6 +101,17 @@ class PlaceOptions(TypedDict, total=False):
         Report,
         "called with an `Event` now and then",
         Option(usual="silent", default=silent, flag="-"),
+    ]
+
+
+class LogOptions(TypedDict, total=False):
+    """Which experiment trackers hear of it too."""
+
+    log: Annotated[
+        "str | Sequence[str]",
+        "log losses, accuracy, matches and scores with tensorboard, mlflow, wandb or a logger of "
+        "your own (module:Class); several by comma",
+        Option("A,B", usual="with none", default=""),
     ]
 
 
@@ -208,7 +219,7 @@ ATTACKING = {
 """Options of an attack by name."""
 
 
-class TrainOptions(TrainingOptions, UnfinishedOptions, PlaceOptions, total=False):
+class TrainOptions(TrainingOptions, UnfinishedOptions, PlaceOptions, LogOptions, total=False):
     """What `api.train` takes by keyword."""
 
     set: SET
@@ -225,7 +236,7 @@ class TrainOptions(TrainingOptions, UnfinishedOptions, PlaceOptions, total=False
     ]
 
 
-class RecordedOptions(AttackOptions, UnfinishedOptions, PlaceOptions, total=False):
+class RecordedOptions(AttackOptions, UnfinishedOptions, PlaceOptions, LogOptions, total=False):
     """What `api.attack` takes by keyword."""
 
     set: SET
@@ -312,15 +323,32 @@ class ComparedOptions(TypedDict, total=False):
         "where jobs run",
         Option(default="local", choices=JOBS.keys),
     ]
+    gpu_share: Annotated[
+        float | None,
+        "part of a GPU that a job takes with engine ray, above 0 and at most 1",
+        Option("F", "1"),
+    ]
+    shard: Annotated[
+        str | None,
+        "one of N processes, on one machine or several, that share the folders: it begins with its "
+        "own jobs, and ends when all are done",
+        Option("I/N", "all jobs"),
+    ]
     retry: Annotated[bool, "run failed jobs again", Option(default=False)]
     prune: Annotated[bool, "remove models and uploads of finished runs", Option(default=False)]
 
 
-class BenchmarkOptions(SharedOptions, ComparedOptions, PlaceOptions, total=False):
+class BenchmarkOptions(SharedOptions, ComparedOptions, PlaceOptions, LogOptions, total=False):
     """What `api.benchmark` takes by keyword."""
 
     defenses: Annotated[
         "Sequence[Name | Defense]", "defences; they multiply the rest", Option(default=())
+    ]
+    attackers: Annotated[
+        Sequence[str],
+        "who attacks defended trainings: adaptive, naive or both, which also gives "
+        "`BenchmarkResult.defences`",
+        Option(default=("adaptive",)),
     ]
     steerings: Annotated[
         "Sequence[Name | Steering]",

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedre_privacy.active_server.base import Steering
-from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.errors import FedreError, IncompatibleError
 from fedre_privacy.core.memory import available_bytes
 from fedre_privacy.core.rng import derive
 from fedre_privacy.core.secrets import hidden_number
@@ -21,6 +21,7 @@ from fedre_privacy.core.units import first_few, human_bytes, plural
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.defenses import statement
 from fedre_privacy.defenses.base import Defense, FederationFacts
+from fedre_privacy.defenses.learnt import is_trained
 from fedre_privacy.federation import loop
 from fedre_privacy.models.families import (
     ModelSettings,
@@ -89,6 +90,7 @@ def prepare(settings: TrainSettings, device: torch.device) -> PreparedTraining:
         problems += _not_steered(one, settings, setting)
     if settings.defense and not problems:
         problems = statement.check_all(settings.defense, facts_of(settings, setting))
+        problems += _not_learnt(settings)
     if problems:
         raise IncompatibleError(*problems)
     facts = facts_of(settings, setting)
@@ -98,6 +100,18 @@ def prepare(settings: TrainSettings, device: torch.device) -> PreparedTraining:
         data, shares, setting, defense, _record(settings, setting), absent_of(settings, data),
         draw_shared_test(settings, data, shares),
     )  # fmt: skip
+
+
+def _not_learnt(settings: TrainSettings) -> list[str]:
+    """Defences that are trained with the client's model, where nobody trains one."""
+    if settings.protocol.trains():
+        return []
+    return [
+        f"Defence '{one.name}' is learnt in local training, and clients of protocol "
+        f"'{settings.protocol.name}' do not train. Choose another protocol, or leave it out."
+        for one in settings.defense
+        if is_trained(one)
+    ]
 
 
 def draw_shared_test(settings: TrainSettings, data: ImageData, shares: ClientSplit) -> IntArray:
@@ -153,7 +167,7 @@ def _not_steered(one: Steering, settings: TrainSettings, setting: Setting) -> li
         return []
     fitting = []
     for name in architectures.names():
-        with suppress(IncompatibleError):  # made for other images
+        with suppress(FedreError):  # made for other images, or not there
             if not lack(ModelSettings(name=name, dim=settings.model.dim), 0):
                 fitting.append(name)
     return [
@@ -257,6 +271,8 @@ def facts_of(settings: TrainSettings, setting: Setting) -> FederationFacts:
         local_steps=protocol.local_steps,
         buffers=protocol.sends_buffers(),
         training_only=protocol.training_only,
+        trains=protocol.trains(),
+        inexact=protocol.inexact(),
         summing=_summing_protocols(),
         model=model,
     )

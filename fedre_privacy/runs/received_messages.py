@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.active_server.detectors.base import Receipt, no_gradients
+from fedre_privacy.defenses.learnt import learns
 from fedre_privacy.federation.steps import on_device, order_of_batches
 from fedre_privacy.protocols.blocks.state import Client, Message, Task
 
@@ -22,7 +23,8 @@ def receipts(run: Run, *, losses: bool = True) -> Iterator[Receipt]:
     """Every message that a client got at the start of a round, in the order of rounds.
 
     Losses at receipt are worked out again from the models that the run kept. They are left out
-    where not every round's were kept, or where a protocol keeps modules beside the model.
+    where not every round's were kept, where a protocol keeps modules beside the model, or where a
+    defence takes part in local training.
 
     Args:
         run: complete.
@@ -41,6 +43,7 @@ def receipts(run: Run, *, losses: bool = True) -> Iterator[Receipt]:
     earlier: dict[int, list[Message]] = defaultdict(list)
     history: dict[int, list[float]] = defaultdict(list)
     known = losses and set(range(1, training.rounds)) <= set(run.kept_rounds())
+    known = known and not any(map(learns, settings.defense))
     prepared = prepare(settings, torch.device("cpu")) if known else None
     clients = build_clients(settings, prepared) if prepared else []
     for round in range(1, training.rounds + 1):

@@ -11,7 +11,7 @@ from fedre_privacy.active_server.base import steerings
 from fedre_privacy.attacks.base import RECOVERED, attacks, can_read, needed_for, usual_attacks
 from fedre_privacy.core.artifact_schema import Role
 from fedre_privacy.core.artifacts import Artifact
-from fedre_privacy.core.config import build, build_plugin
+from fedre_privacy.core.config import build, build_plugin, knobs
 from fedre_privacy.core.errors import ConfigError, nearest, unknown_name
 from fedre_privacy.core.registry import Registry
 from fedre_privacy.core.typed_yaml import parse_yaml, short
@@ -41,6 +41,16 @@ T = TypeVar("T")
 
 LISTED = {"defense": "defences", "steering": "steerings"}
 """Sections that are lists of parts, and what these are called."""
+
+SCHEME = "entanglement"
+"""The setting of a protocol that takes a scheme."""
+
+TARGET_WORDS = {
+    "images": "uploaded", "image": "uploaded", "uploads": "uploaded", "gradient": "update",
+    "gradients": "update", "model": "update", "models": "update", "members": "membership",
+    "mixtures": "entangled", "features": "representations", "embeddings": "representations",
+}  # fmt: skip
+"""What else the field calls what is attacked, and the target that it stands for."""
 
 DEFAULTS = {
     "data": "digits",
@@ -74,8 +84,18 @@ def require_resolved(settings: T | None, problems: Sequence[str], *, see: str = 
         ConfigError: the problems.
     """
     if problems or settings is None:
-        raise ConfigError(*problems, next_step=f"See {see} for every setting." if see else None)
+        step = f"See {see} for every setting." if see else None
+        if step and problems and all(map(_names_a_part, problems)):
+            step = "See fedre-attack list for every name, and when to use it."
+        raise ConfigError(*problems, next_step=step)
     return settings
+
+
+def _names_a_part(problem: str) -> bool:
+    """Whether a problem is an unknown name of a part, and no setting or section."""
+    return problem.startswith("Unknown ") and not problem.startswith(
+        ("Unknown setting", "Unknown section", "Unknown target")
+    )
 
 
 def resolve_training(
@@ -88,6 +108,8 @@ def resolve_training(
         value = values.get(key) or {}
         if isinstance(value, Mapping):
             value = {"name": DEFAULTS[key], **value}
+        if key == "protocol":
+            value = _without_scheme(value, problems)
         parts[key] = build_plugin(registry, value, at=key, problems=problems, where=where)
     parts["model"] = _group(ModelSettings, "model", values, where, problems)
     parts["train"] = _group(Training, "train", values, where, problems)
@@ -102,6 +124,22 @@ def resolve_training(
     if coins is None and values.get("coins"):
         return None
     return TrainSettings(**parts, coins=coins)
+
+
+def _without_scheme(value: Any, problems: list[str]) -> Any:
+    """Settings of a protocol; a scheme for one that mixes nothing is a problem and left out."""
+    if not isinstance(value, Mapping) or SCHEME not in value:
+        return value
+    mixing = [
+        name for name in protocols.names() if SCHEME in {k.name for k in knobs(protocols.get(name))}
+    ]
+    if value["name"] not in protocols.names() or value["name"] in mixing:
+        return value
+    problems.append(
+        f"Protocol '{value['name']}' mixes nothing, so it takes no entanglement scheme (--scheme, "
+        f"'protocol.{SCHEME}'): schemes are of {', '.join(mixing)}."
+    )
+    return {key: one for key, one in value.items() if key != SCHEME}
 
 
 def _group(
@@ -204,7 +242,7 @@ def resolve_attack(
     target = values.get("target") or DEFAULTS["target"]
     known = target_names()
     if target not in known:
-        problems.append(unknown_name("target", str(target), known))
+        problems.append(unknown_name("target", str(target), known, also=TARGET_WORDS))
     threat, unknown_threat = None, []
     try:
         threat = threats.get(str(values.get("threat") or DEFAULTS["threat"]))
@@ -244,10 +282,10 @@ def resolve_attack(
         section = values.get("via") or {}
         section = {"name": DEFAULTS["via"], **section} if isinstance(section, Mapping) else section
         via = build_plugin(attacks, section, at="via", problems=problems, where=where)
-        if via is not None and via.answers != "prototypes":
+        if via is not None and via.answers not in ("prototypes", "representations"):
             problems.append(
                 f"'via' is '{via.name}', which answers {via.answers}; target '{RECOVERED}' "
-                "needs an attack that answers prototypes."
+                "needs an attack that answers prototypes or representations."
             )
     elif values.get("via"):
         problems.append(f"'via' goes with target '{RECOVERED}'; the target is '{target}'.")

@@ -28,6 +28,7 @@ from fedre_privacy.models.families import build_model
 from fedre_privacy.models.split import SplitModel
 
 from .folder import COMPLETE
+from .kept_models import acting_defenses, defend_model, parts_of
 from .record import AT_END, NEEDED, Record, misfit
 from .resolution import require_resolved, resolve_training
 from .settings import AttackSettings, TrainSettings
@@ -179,6 +180,11 @@ class Run:
         """The defences of the training, in order."""
         return self.settings.defense
 
+    @cached_property
+    def acting(self) -> tuple[Defense, ...]:
+        """The same with derived settings filled in."""
+        return acting_defenses(self)
+
     @property
     def active(self) -> str:
         return self.settings.active
@@ -263,7 +269,7 @@ class Run:
         return _rounds(self._recorded_files("models"), "r")
 
     def model(self, client: int, round: int) -> SplitModel:
-        """The model of a client as it was when it made its upload of a round.
+        """The model of a client as it was when it made its upload of a round, defences included.
 
         Raises:
             MissingInputError: the round's models were not kept (the nearest one is named).
@@ -273,6 +279,7 @@ class Run:
         model = build_model(settings.model, client, self.image_shape, num_classes)
         try:
             model.load_state_dict(self.state(client, round))
+            defend_model(model, self.acting, self.own_state(client, round), self.image_shape)
         except RuntimeError as error:
             raise DamagedInputError(
                 f"The models of {self.folder} do not fit its config.yaml: {error}"
@@ -283,11 +290,18 @@ class Run:
         return self.model(client, round).extractor
 
     def state(self, client: int, round: int) -> dict[str, Tensor]:
-        """The tensors of `model` by name.
+        """The tensors of `model` by name, without what its defences have learnt.
 
         Raises:
             MissingInputError: the round's models were not kept (the nearest one is named).
         """
+        return parts_of(self._kept(client, round))[0]
+
+    def own_state(self, client: int, round: int) -> dict[str, Tensor]:
+        """What a client's defences have learnt to change, see `kept_models`; raises as `state`."""
+        return parts_of(self._kept(client, round))[1]
+
+    def _kept(self, client: int, round: int) -> dict[str, Tensor]:
         kept, prefix = self.kept_rounds(), f"client{client}/"
         if not kept:
             raise MissingInputError(f"{self.folder} kept no extractors: models/ is empty.")

@@ -17,6 +17,7 @@ from fedre_privacy.data.base import Dataset
 from fedre_privacy.defenses.base import Defense
 from fedre_privacy.eval.matching import RULES
 from fedre_privacy.eval.metrics.base import DEFAULT_METRICS, Metric
+from fedre_privacy.models.families import HEAD as MODEL_HEAD
 from fedre_privacy.models.families import PRIVATE, ModelSettings, members_of
 from fedre_privacy.models.zoo import architectures
 from fedre_privacy.partition.base import Partition
@@ -203,6 +204,13 @@ class TrainSettings:
     def private_start(self) -> bool:
         """Whether each client draws its own initial weights, so that nobody else knows them."""
         return self.model.init == PRIVATE
+
+    @property
+    def public_extractors(self) -> bool:
+        """Whether clients' extractors are public: frozen, with published weights."""
+        names = members_of(self.model.name)
+        published = all(architectures.get(name).pretrained for name in names)
+        return self.model.trainable == MODEL_HEAD or (published and not self.protocol.trains())
 
     @property
     def unseen(self) -> str:

@@ -10,21 +10,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from fedre_privacy.core import files
-from fedre_privacy.core.errors import DamagedInputError, MissingInputError
+from fedre_privacy.core.errors import DamagedInputError, MissingExtraError, MissingInputError
 from fedre_privacy.core.events import Event, Report, silent
 from fedre_privacy.core.secrets import learn, write_secret
 from fedre_privacy.core.types import Emission
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.federation import loop
 from fedre_privacy.federation.recorder import Recorder
+from fedre_privacy.models.frozen_backbone import frozen_backbones
 from fedre_privacy.protocols.blocks.state import Client
 
 from . import run_writer as writing
+from .backbone_features import compute_features
 from .disk_space import message_bytes, record_bytes, refuse_full, written_bytes
 from .folder import COMPLETE, BegunRecord, begin, claim_folder, log, logging_to, write_end
 from .initial_state import begin_server, build_clients
+from .kept_models import kept_state
 from .preparation import PreparedTraining, models_bytes, prepare
 from .public_images import server_knowledge
 from .run import Run
@@ -98,7 +102,7 @@ def _reuse_run(settings: TrainSettings, folder: Path, report: Report) -> Run:
     """The run of a folder; refused where the files of its data set now hold other images."""
     run = Run(folder)
     if settings.data.sources() and settings.coins is None:
-        with suppress(MissingInputError):  # a run outlives its data
+        with suppress(MissingInputError, MissingExtraError):  # a run outlives its data
             require_same(settings.data.load(), run.record["data_sha256"], run.name)
     report(Event("train.reused", {"folder": str(folder)}))
     return run
@@ -179,11 +183,13 @@ def _train(
 
 
 def in_process(work: Work) -> None:
-    """Train all clients in this process, one after another or together."""
+    """Train all clients in this process, one after another, or by captured steps."""
     settings, prepared, folder = work.settings, work.prepared, work.folder
     clients = build_clients(settings, prepared)
     server = begin_server(settings, prepared.setting)
     last, record = settings.train.rounds, prepared.record
+    backbones = frozen_backbones(nn.ModuleList(client.model for client in clients))
+    compute_features(backbones, prepared.data.images, folder.parent, work.report)
 
     def keep(
         round: int, clients: Sequence[Client], emissions: dict[int, tuple[Emission, ...]]
@@ -193,7 +199,7 @@ def in_process(work: Work) -> None:
         tensors = {
             f"client{client.id}/{name}": value
             for client in clients
-            for name, value in client.model.state_dict().items()
+            for name, value in kept_state(client, prepared.defense).items()
         }
         files.write_tensors(writing.models_file(folder, round), tensors)
         if settings.record.truth:
@@ -207,7 +213,11 @@ def in_process(work: Work) -> None:
         clients,
         server,
         prepared.setting,
-        recorder=Recorder(folder / UPLOADS, lambda round: record.records(round, last)),
+        recorder=Recorder(
+            folder / UPLOADS,
+            lambda round: record.records(round, last),
+            behind=loop.ROUNDS_BEHIND if prepared.setting.device.type == "cuda" else 0,
+        ),
         checkpoints=folder / CHECKPOINTS,
         keep=keep,
         report=work.report,

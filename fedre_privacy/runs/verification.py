@@ -56,8 +56,8 @@ READ = {"config.yaml", "record.json", "metrics.csv", "clients.csv"}
 DRAWINGS = {
     f"{name}.{ending}"
     for name in ("accuracy", "partition", "prototypes")
-    for ending in ("png", "pdf", "csv")
-} | {"clients.png", "clients.pdf", "report.html"}
+    for ending in ("png", "pdf", "svg", "csv")
+} | {"clients.png", "clients.pdf", "clients.svg", "report.html"}
 """Pictures and pages, which ``drawn.json`` covers."""
 
 OURS = {MANIFEST, DRAWN, LOCK, "log.txt"}

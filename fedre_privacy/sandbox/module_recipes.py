@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedre_privacy.core.config import modules_of
 from fedre_privacy.core.errors import DamagedInputError, IncompatibleError
 from fedre_privacy.models.families import ModelSettings, build_model, members_of
 from fedre_privacy.models.probe import settle
@@ -37,6 +38,7 @@ class Recipe:
         part: the whole model, its extractor or its head.
         factory: ``package:function`` that returns the module, in place of the others but the
             image shape, with which it is tried (`models.probe.settle`).
+        defenses: settings of defences whose learnt changes the extractor makes.
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -45,12 +47,24 @@ class Recipe:
     num_classes: int = 0
     part: str = MODEL
     factory: str = ""
+    defenses: tuple[Mapping[str, Any], ...] = ()
 
     def modules(self) -> set[str]:
         """Names of the Python modules that building it needs."""
         if self.factory:
             return {self.factory.partition(":")[0]}
-        return {architectures.get(n).__module__ for n in members_of(str(self.settings["name"]))}
+        names = members_of(str(self.settings["name"]))
+        return {architectures.get(n).__module__ for n in names}.union(
+            *map(modules_of, self._defenses())
+        )
+
+    def _defenses(self) -> tuple[Any, ...]:
+        """The defences that change what the extractor makes; no attacker loads any without need."""
+        if not self.defenses:
+            return ()
+        from fedre_privacy.defenses.base import defenses_of
+
+        return defenses_of(self.defenses)
 
     def build(self) -> nn.Module:
         """Make the module; its parameters are yet to be loaded."""
@@ -60,6 +74,12 @@ class Recipe:
             return settle(made, self.image_shape) if self.image_shape else made
         settings, (channels, height, width) = ModelSettings(**self.settings), self.image_shape
         model = build_model(settings, self.client, (channels, height, width), self.num_classes)
+        if self.defenses and self.part == EXTRACTOR:
+            from fedre_privacy.defenses.learnt import blank_extractor
+            from fedre_privacy.defenses.local_pass import ModelShapes
+
+            shapes = ModelShapes((channels, height, width), model.dim, self.num_classes)
+            return blank_extractor(model.extractor, self._defenses(), shapes)
         return {EXTRACTOR: model.extractor, HEAD: model.head, MODEL: model}[self.part]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from fedre_privacy.core.types import (
     ThreatModel,
     Upload,
 )
+from fedre_privacy.models.weights import carry_weights, find_weights
 
 from .module_recipes import Key, LazyModule, Modules, Recipe
 
@@ -81,11 +82,17 @@ def pack(observation: Observation, folder: Path) -> None:
                 return {"list": [encode(one) for one in value]}
             case tuple():
                 return [encode(one) for one in value]
+            case Recipe():
+                carried = carry_weights(value.settings, folder)
+                return as_record(dataclasses.replace(value, settings=carried))
             case _ if type(value) in RECORDS.values():
-                fields = [item.name for item in dataclasses.fields(value)]
-                values = {name: encode(getattr(value, name)) for name in fields}
-                return {"record": type(value).__name__, "fields": values}
+                return as_record(value)
         return value
+
+    def as_record(value: Any) -> Plain:
+        fields = [item.name for item in dataclasses.fields(value)]
+        values = {name: encode(getattr(value, name)) for name in fields}
+        return {"record": type(value).__name__, "fields": values}
 
     head: Plain = {}
     for item in dataclasses.fields(observation):
@@ -95,7 +102,7 @@ def pack(observation: Observation, folder: Path) -> None:
         elif item.name == "rehearse":  # its broadcasts are in the observation already
             head[item.name] = value and {
                 "factory": f"{type(value).__module__}:{type(value).__qualname__}",
-                "settings": value.plain(),
+                "settings": _with_model(value.plain(), carry_weights, folder),
             }
         else:
             head[item.name] = encode(value)
@@ -127,22 +134,36 @@ def unpack(folder: Path) -> Observation:
             case list():
                 return tuple(map(decode, value))
             case {"record": kind, "fields": fields}:
-                return RECORDS[kind](**{name: decode(one) for name, one in fields.items()})
+                values = {name: decode(one) for name, one in fields.items()}
+                if RECORDS[kind] is Recipe:
+                    values["settings"] = find_weights(values["settings"], folder)
+                return RECORDS[kind](**values)
         return value
 
     rehearse = head.pop("rehearse")
     values = {name: decode(value) for name, value in head.items()}
     values |= {name: _read_states(values[name], folder) for name in MODULES}
-    return Observation(**values, rehearse=_rehearsal(rehearse, values["broadcasts"]))
+    return Observation(**values, rehearse=_rehearsal(rehearse, values["broadcasts"], folder))
 
 
-def _rehearsal(values: Plain | None, broadcasts: tuple[Broadcast, ...]) -> Rehearsal | None:
+def _with_model(settings: Plain, change: Callable[..., Plain], folder: Path) -> Plain:
+    """Settings of a rehearsal with those of its model changed, where they hold a model's."""
+    return (
+        {**settings, "model": change(settings["model"], folder)}
+        if "model" in settings
+        else settings
+    )
+
+
+def _rehearsal(
+    values: Plain | None, broadcasts: tuple[Broadcast, ...], folder: Path
+) -> Rehearsal | None:
     """Its module is loaded for observations that hold one, and no others."""
     if values is None:
         return None
     module, _, name = values["factory"].partition(":")
     kind: type[Rehearsal] = getattr(importlib.import_module(module), name)
-    return kind.from_plain(values["settings"], broadcasts)
+    return kind.from_plain(_with_model(values["settings"], find_weights, folder), broadcasts)
 
 
 def _write_states(modules: Mapping[Key, nn.Module], what: str, folder: Path) -> tuple[Any, ...]:

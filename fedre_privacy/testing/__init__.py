@@ -39,6 +39,7 @@ from fedre_privacy.threats.base import threats
 from . import (
     attack_checks,
     known_problem,
+    learnt_checks,
     message_checks,
     part_checks,
     protocol_checks,
@@ -65,7 +66,8 @@ class Suite:
 
     def of(self, part: Any) -> Sequence[Check]:
         """The checks of a part."""
-        return (*self.checks, *(self.some if self.applies(part) else ()))
+        some = self.some if self.applies(part) else ()
+        return (*self.checks, *some, part_checks.it_says_when_to_use_it)
 
     def part(self, name: str) -> Any:
         """The part of a name, or of ``module:Class``."""
@@ -90,7 +92,7 @@ SUITES: dict[str, Suite] = {
     "attack": Suite(attacks, attack_checks.CHECKS, known_problem.CHECKS, known_problem.applies),
     "protocol": Suite(protocols, protocol_checks.CHECKS),
     "scheme": Suite(schemes, scheme_checks.CHECKS),
-    "defense": Suite(defenses, message_checks.DEFENSE_CHECKS),
+    "defense": Suite(defenses, (*message_checks.DEFENSE_CHECKS, *learnt_checks.CHECKS)),
     "metric": Suite(metrics, part_checks.METRIC_CHECKS),
     "threat": Suite(threats, (part_checks.it_says_who_it_is,)),
     "question": Suite(questions, (part_checks.somebody_answers_it,)),

@@ -229,7 +229,8 @@ def declarations(cls: type[Attack]) -> None:
         expect(entry.threat in threats.names(), f"No threat model is called '{entry.threat}'.")
         if entry.via:
             sought = attacks.get(entry.via).answers
-            expect(sought == "prototypes", f"'{entry.via}' of its suite recovers no prototypes.")
+            known = sought in ("prototypes", "representations")
+            expect(known, f"'{entry.via}' of its suite recovers no prototypes or representations.")
     survives(attacks, made, "attack")
 
 

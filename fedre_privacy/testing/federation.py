@@ -29,7 +29,14 @@ TINY: dict[str, Any] = {
     "train": {"clients": 3, "rounds": 3, "batch_size": 8},
     "record": {"keep_every": 1},
 }
-QUICK = {"hidden": 12, "steps": 1, "server_epochs": 1, "first_passes": 1, "small": {"dim": 8}}
+QUICK = {
+    "local": "trained",
+    "hidden": 12,
+    "steps": 1,
+    "server_epochs": 1,
+    "first_passes": 1,
+    "small": {"dim": 8},
+}
 """Settings that keep a protocol short, for those that have them."""
 
 

@@ -15,8 +15,10 @@ from fedre_privacy.active_server.behaviour import ServerBehaviour, breach, same
 from fedre_privacy.active_server.detectors.base import Detector, Receipt, detectors
 from fedre_privacy.core.artifact_schema import Role
 from fedre_privacy.core.artifacts import (
+    AdapterState,
     Artifact,
     ClassLogits,
+    ClassStatistics,
     Counts,
     EntangledRep,
     GradientState,
@@ -44,10 +46,13 @@ from .federation import NotApplicable, expect, name_of, survives
 NEEDED: dict[str, dict[str, Any]] = {
     "gaussian": {"clip": 1.0, "noise": 1.0},
     "laplace": {"clip": 1.0},
+    "statistics-noise": {"clip": 1.0, "noise": 1.0},
     "dp-sgd": {"clip": 1.0, "noise": 1.0},
+    "dp-mf": {"clip": 1.0, "noise": 1.0},
 }
 """Settings that built-in defences cannot do without."""
-HOOKS = ("defend", "represent", "trainer", "seen")
+LEARNT_HOOKS = ("training_term", "own_modules", "change", "change_images")
+HOOKS = ("defend", "kept", "represent", "trainer", "seen", *LEARNT_HOOKS)
 ROWS = torch.randn(4, 6, generator=stream(1, "rows"))
 
 
@@ -68,9 +73,11 @@ def artifacts() -> dict[str, Artifact]:
         Representations(rows, labels),
         Prototypes(rows.clone(), labels),
         EntangledRep(rows[0].clone(), torch.tensor([0.5, 0.0, 0.3, 0.2])),
+        ClassStatistics(rows.clone(), torch.tensor([2, 5, 3]), labels, {"diagonal": rows.square()}),
         ClassLogits(torch.randn(3, 4, generator=rng), labels),
         RepStatistic(rows[1].clone()),
         ModelState(named(1)),
+        AdapterState(named(6)),
         HeadState(named(2)),
         SmallModelState(named(3)),
         GradientState(named(4)),
@@ -120,8 +127,10 @@ def defense_declarations(cls: type[Defense]) -> None:
     expect(all(one in known for one in made.acts_on), "'acts_on' names no kind and no role.")
     changes = [hook for hook in HOOKS if getattr(cls, hook) is not getattr(Defense, hook)]
     expect(bool(changes), f"It does nothing: it overrides none of {', '.join(HOOKS)}.")
-    both = bool(made.acts_on) == ("defend" in changes)
-    expect(both, "Write 'defend' and say in 'acts_on' what it changes, or neither.")
+    needed = bool({"defend", "kept"} & set(changes))
+    allowed = needed or any(hook in changes for hook in LEARNT_HOOKS)
+    both = needed <= bool(made.acts_on) <= allowed
+    expect(both, "Write 'defend' or 'kept' and say in 'acts_on' what it changes, or neither.")
     survives(defenses, made, "defense")
 
 

@@ -50,6 +50,20 @@ def refuses(work: Callable[[], object], sentence: str) -> None:
     raise AssertionError(sentence)
 
 
+# --- parts of any kind ---------------------------------------------------------------------------
+
+LONGEST_CLAUSE = 100
+
+
+def it_says_when_to_use_it(part: Any) -> None:
+    """A part says in a short clause of its own when to take it (`when_to_use`)."""
+    said = vars(part).get("when_to_use", "")
+    expect(isinstance(said, str) and bool(said), "It does not say when to take it: when_to_use.")
+    short = len(said) <= LONGEST_CLAUSE and said == " ".join(said.split())
+    expect(short, f"when_to_use is no line of at most {LONGEST_CLAUSE} characters: '{said}'.")
+    expect(not said.endswith("."), f"when_to_use is a clause, without a full stop: '{said}'.")
+
+
 # --- metrics -------------------------------------------------------------------------------------
 
 
@@ -213,8 +227,12 @@ def it_shares_every_class_out(cls: type[Partition]) -> None:
 def it_makes_features(cls: type[Architecture]) -> None:
     """An architecture makes (n, d) finite features that take a gradient, the same for a seed."""
     name_of(cls, architectures)
+    if cls.parametric:
+        raise NotApplicable("it takes a name and a file of weights")
     made = cls()
     survives(architectures, made, "model")
+    if needed := made.needed():
+        raise NotApplicable(f"it needs {needed}")
     shape = next((s for s in ((1, 16, 16), (3, 32, 32), (3, 64, 64)) if made.takes(*s[1:])), None)
     if shape is None:
         raise NotApplicable("it takes large images only")
@@ -224,10 +242,11 @@ def it_makes_features(cls: type[Architecture]) -> None:
             nets.append(made.build(shape))
     (net, length), (twin, _) = nets
     images = torch.rand(3, *shape, generator=stream(0, "images")).requires_grad_()
-    features = net.eval()(images)
+    ready = made.preprocess(shape)(images)
+    features = net.eval()(ready)
     expect(features.shape == (3, length), f"It promises (n, {length}), makes {features.shape}.")
     expect(bool(features.isfinite().all()), "Its features are not finite.")
-    expect(torch.equal(features, twin.eval()(images)), "The same seed draws other weights.")
+    expect(torch.equal(features, twin.eval()(ready)), "The same seed draws other weights.")
     (slope,) = torch.autograd.grad(features.sum(), [images])
     expect(bool(slope.isfinite().all()), "The gradient by the image is not finite.")
 

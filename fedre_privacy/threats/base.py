@@ -13,5 +13,7 @@ threats: Instances[ThreatModel] = Instances(
 
 
 def threats_granting(needed: Set[Knowledge]) -> list[str]:
-    """Names of the threat models that grant all of this knowledge."""
-    return [name for name in threats.names() if needed <= threats.get(name).grants]
+    """Names of the threat models that grant all of this knowledge in any federation."""
+    models = map(threats.get, threats.names())
+    frozen = Knowledge.FROZEN_EXTRACTOR
+    return [one.name for one in models if needed <= one.grants and frozen not in one.grants]

@@ -12,6 +12,7 @@ threats.register(
         grants=frozenset({Knowledge.UPLOADS}),
         rounds="all",
         summary="somebody who reads the wire and holds no model",
+        when_to_use="a lower end: what the wire alone gives away",
     ),
     __name__,
 )

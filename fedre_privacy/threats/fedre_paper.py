@@ -16,6 +16,7 @@ threats.register(
         summary="honest-but-curious server holding every client's extractor of the attacked round "
         "(white box); no auxiliary images, no labels beyond those uploaded",
         reference="FedRE (CVPR 2026), question 2: inversion with the client's extractor",
+        when_to_use="to compare with FedRE's paper: a white box without public images",
     ),
     __name__,
 )

@@ -21,6 +21,7 @@ threats.register(
         rounds="all",
         summary="honest-but-curious server that knows the clients' architectures and public "
         "images; it holds no client model, not even an initial one",
+        when_to_use="clients keep their models and their starting weights to themselves",
     ),
     __name__,
 )

@@ -23,6 +23,8 @@ threats.register(
         summary="honest-but-curious server that knows the clients' architectures and initial "
         "weights (a public seed, or a first model that it shipped) and public images; "
         "it holds no trained client model",
+        when_to_use="clients keep their models, but the starting weights came from the server "
+        "or a public seed",
     ),
     __name__,
 )

@@ -13,6 +13,7 @@ threats.register(
         rounds="all",
         summary="honest-but-curious server holding what the protocol gives it: uploads and the "
         "global head, no client extractor",
+        when_to_use="a server that follows the protocol and holds only what it is sent",
     ),
     __name__,
 )

@@ -23,6 +23,7 @@ threats.register(
         rounds="all",
         summary="server holding every client's model of every kept round, and auxiliary images "
         "disjoint from every client's training data",
+        when_to_use="an upper end: what could leak to a server with every model and public images",
     ),
     __name__,
 )

@@ -111,7 +111,7 @@ def test_what_is_the_same_in_all_victims_does_not_decide():
 
 
 def test_victims_are_of_auxiliary_images_that_the_attack_does_not_get(singles):
-    made = victims(singles, 60, rng(), CPU)
+    made = victims(singles, 60, rng(), Context())
     assert made is not None and len(made.supports) == made.observation.image_count() == 66
     assert int(made.strangers.sum()) == 6
     used = torch.cat(list(made.supports)).unique()
@@ -125,14 +125,14 @@ def test_victims_are_of_auxiliary_images_that_the_attack_does_not_get(singles):
         gap, rows = torch.cdist(artifact.rows(), reps).min(1)
         assert singles.aux_labels[rows][:30].tolist() == labels[:30]
         assert float(gap[:30].max()) < 0.05 and float(gap[30:].min()) > 1
-    again = victims(singles, 60, rng(), CPU)
+    again = victims(singles, 60, rng(), Context())
     assert torch.equal(again.observation.target_rows()[0], made.observation.target_rows()[0])
 
 
 def test_prototypes_are_imitated_with_as_many_images_as_are_known_or_likely(singles):
     seen = prototypes(singles, counts=[1, 7])
     assert counts_of(seen).tolist() == [1, 7, 1, 7]
-    made = victims(seen, 40, rng(), CPU)
+    made = victims(seen, 40, rng(), Context())
     behind = [len(support) for support in made.supports]
     assert made.counts[~made.strangers].tolist().count(1) == 20
     assert behind.count(1) >= 20 and max(behind) <= 7
@@ -140,7 +140,7 @@ def test_prototypes_are_imitated_with_as_many_images_as_are_known_or_likely(sing
     assert bool(counts_of(untold).isnan().all())
     sizes = {0: 20, 2: 20}
     few = replace(untold, training=LocalTrainingFacts(0.1, 1, 10, sizes))
-    behind = [len(support) for support in victims(few, 200, rng(), CPU).supports]
+    behind = [len(support) for support in victims(few, 200, rng(), Context()).supports]
     assert max(behind) <= 20 and 10 < behind.count(1) < 80
 
 
@@ -159,7 +159,7 @@ def test_what_cannot_be_imitated_stays_a_ranking(singles):
     )
     mixed = EntangledRep(singles.target_rows()[0][0], torch.full((10,), 0.1))
     alone = tuple(Upload(u.client, u.round, (mixed,)) for u in singles.targets)
-    assert victims(replace(singles, targets=alone, uploads=alone), 100, rng(), CPU) is None
+    assert victims(replace(singles, targets=alone, uploads=alone), 100, rng(), Context()) is None
 
 
 def test_line_ups_are_won_by_the_right_image_alone(many):
@@ -176,17 +176,19 @@ def test_line_ups_are_won_by_the_right_image_alone(many):
 def test_features_are_higher_where_an_answer_explains_its_target(singles, many):
     images, labels = many
     counts = counts_of(singles)
-    right = features(singles, answers(images[:40]), *many_aux(singles), counts, CPU)
-    wrong = features(singles, answers(images[:40].roll(1, 0)), *many_aux(singles), counts, CPU)
+    right = features(singles, answers(images[:40]), *many_aux(singles), counts, Context())
+    wrong = features(
+        singles, answers(images[:40].roll(1, 0)), *many_aux(singles), counts, Context()
+    )
     assert float(right[:, 0].max()) < float(wrong[:, 0].min())
     assert float(right[:, 1].min()) > float(wrong[:, 1].max())
     assert bool((right[:, 2] == 0).all())  # one image each is known
     untold = torch.full_like(counts, torch.nan)
-    spread = features(singles, answers(images[:40]), *many_aux(singles), untold, CPU)[:, 2]
+    spread = features(singles, answers(images[:40]), *many_aux(singles), untold, Context())[:, 2]
     assert -1 < float(spread.median()) < 1
     lost = images[:40].clone()
     lost[3] = torch.nan
-    nothing = features(singles, answers(lost), *many_aux(singles), counts, CPU)
+    nothing = features(singles, answers(lost), *many_aux(singles), counts, Context())
     assert nothing.isnan().any(1).nonzero().flatten().tolist() == [3]
 
 

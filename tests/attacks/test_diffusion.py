@@ -74,6 +74,20 @@ def test_the_linear_part_is_the_best_linear_denoiser(linear):
     assert float(least) < 0.3 * float(noise.square().mean())
 
 
+def test_how_unlikely_an_image_is_falls_towards_what_the_linear_part_makes_of_it(linear):
+    size, images = 0.2, gaussian_images(3, seed=4).requires_grad_()
+    told = linear.unlikelihood(images, size)
+    (slope,) = torch.autograd.grad(told.sum(), images)
+    away = (images - linear.linear(images, torch.full((3,), size))) / size**2
+    assert torch.allclose(60 * slope, away, rtol=1e-3, atol=1e-4)
+    flat = (images - linear.mean).flatten(1)
+    whole = matrix_of(linear, 1e4) + size**2 * torch.eye(60)
+    exact = (flat * torch.linalg.solve(whole, flat.T).T).sum(1) / 120
+    assert torch.allclose(told, exact, rtol=1e-3)
+    rough = linear.mean + (images - linear.mean)[..., torch.tensor([0, 4, 1, 3, 2])]
+    assert bool((linear.unlikelihood(rough, 0.05) > linear.unlikelihood(images, 0.05)).all())
+
+
 def test_what_noise_leaves_open_is_the_covariance_given_it(linear):
     size = 0.2
     whole = matrix_of(linear, 1e4)  # so much noise leaves the images' own covariance

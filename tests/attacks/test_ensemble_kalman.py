@@ -139,6 +139,16 @@ def test_there_are_no_more_candidates_than_versions_of_images(problem):
     )
 
 
+def test_regressions_for_many_values_lean_on_the_linear_map(problem, many, monkeypatch):
+    """Fewer candidates than values, once with it and once without."""
+    assert EnsembleKalman().candidates == 600 and EnsembleKalman(members=40).candidates == 40
+    truth, attack = many[0][:16], EnsembleKalman(members=30, views=2)
+    alone = attack(problem).images
+    monkeypatch.setattr("fedre_privacy.attacks.ensemble_kalman.WIDE", 40)
+    leaning = attack(problem).images
+    assert psnr_db(leaning, truth) > psnr_db(alone, truth) + 0.1
+
+
 def test_too_few_images_are_one_error(problem):
     with pytest.raises(IncompatibleError, match="at least 8 auxiliary images; 3 were given"):
         EnsembleKalman(**BRIEF)(replace(problem, aux=problem.aux[:3], aux_labels=None))

@@ -1,31 +1,23 @@
 """Captured steps: they do what plain steps do, or plain steps are made instead.
 
-A GPU is not needed: the tape below captures as a CUDA graph does. It keeps the calls of one step
-with their tensors and repeats them on the same buffers, so a value that was read on the host stays
-what it was, and reading one is refused.
+A GPU is not needed: a tape captures as a CUDA graph does (tests/tape.py).
 """
 
 from __future__ import annotations
 
+import runpy
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from fedre_privacy.attacks import decoder
 from fedre_privacy.attacks.base import Context
-from fedre_privacy.attacks.common.cuda_graphs import (
-    CudaGraphCapture,
-    capture_for,
-    capture_step,
-    side_stream,
-)
 from fedre_privacy.attacks.common.objectives import l2rel
 from fedre_privacy.attacks.decoder import AmortisedDecoder
 from fedre_privacy.attacks.dip import DeepImagePrior
@@ -36,45 +28,11 @@ from fedre_privacy.attacks.gradients.victims import Victim
 from fedre_privacy.attacks.inversion import search_settings as inversion
 from fedre_privacy.attacks.inversion.gradient_descent import Budget, TileResult, fit_tile
 from fedre_privacy.attacks.update_inversion import LocalSteps
+from fedre_privacy.core.cuda_graphs import CudaGraphCapture, capture_for, capture_step, side_stream
+
+Tape = runpy.run_path(str(Path(__file__).parent.parent / "tape.py"))["Tape"]
 
 COUNT = 5
-
-
-class Tape(TorchDispatchMode):
-    """A capturer: repeats the tensor calls of one step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[Callable, tuple, dict, object]] = []
-        self.captures = self.replays = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.aten._local_scalar_dense.default:
-            raise RuntimeError("operation not permitted when stream is capturing")
-        out = func(*args, **(kwargs or {}))
-        self.calls.append((func, args, kwargs or {}, out))
-        return out
-
-    def capture(self, step: Callable[[], None]) -> Callable[[], None]:
-        self.captures += 1
-        self.calls = []
-        step()  # plain first, as the warm-up does
-        with self:
-            step()
-        calls = self.calls
-
-        def replay() -> None:
-            self.replays += 1
-            with torch.no_grad():
-                for func, args, kwargs, out in calls:
-                    new = func(*args, **kwargs)
-                    if any(a.alias_info is not None for a in func._schema.returns):
-                        continue  # a view, or changed in place
-                    for kept, made in zip(tree_leaves(out), tree_leaves(new), strict=True):
-                        if isinstance(kept, Tensor):
-                            kept.copy_(made)
-
-        return replay
 
 
 class Refuses:

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 
+from fedre_privacy.attacks.inversion import kalman_update as kalman
 from fedre_privacy.attacks.inversion.kalman_update import (
     PENALTIES,
     DctBands,
@@ -155,6 +156,47 @@ def test_fewer_candidates_than_values_are_moved_by_no_noise():
     reps, waves = torch.randn(30, 200, generator=draw), torch.randn(30, 8, generator=draw)
     change = leave_one_out(reps, waves, torch.randn(200, generator=draw), [8])
     assert bool(change.isfinite().all()) and float(change.square().mean()) < 0.3
+
+
+def test_few_candidates_of_wide_representations_are_moved_the_same_by_their_products(monkeypatch):
+    """Some values are off for all of them, and two candidates are the same."""
+    draw = torch.Generator().manual_seed(0)
+    reps = (torch.randn(60, 40, generator=draw) @ torch.randn(40, 600, generator=draw)).relu()
+    reps[:, :20], reps[1] = 0.5, reps[0]
+    waves, wanted = torch.randn(60, 8, generator=draw), torch.randn(600, generator=draw).relu()
+    by_products = leave_one_out(reps, waves, wanted, [3, 5])
+    monkeypatch.setattr(kalman, "WIDE", 600)
+    by_scatter = leave_one_out(reps, waves, wanted, [3, 5])
+    assert not torch.equal(by_products, by_scatter)  # it was another way
+    assert torch.allclose(by_products, by_scatter, atol=1e-3)
+
+
+def test_a_regression_learns_what_a_share_of_a_linear_map_leaves():
+    """Here all of it; of a map that says nothing, none."""
+    reps, waves, wanted = drawn(12)
+    sizes, draw = [2, 4, 9], torch.Generator().manual_seed(1)
+    linear = ridge(reps.double(), waves.double(), 1e-3).float()
+    found = leave_one_out(reps, waves, wanted, sizes, linear)
+    rest = one_by_one(reps, waves - reps @ linear, wanted, sizes)
+    assert torch.allclose(found, rest + (wanted - reps) @ linear, atol=1e-3)
+    nothing = 5 * torch.randn(40, 15, generator=draw)
+    without = leave_one_out(reps, waves, wanted, sizes)
+    assert torch.equal(leave_one_out(reps, waves, wanted, sizes, nothing), without)
+    assert not torch.allclose(found, without, atol=1e-3)
+
+
+def test_with_a_linear_map_fewer_candidates_than_values_do():
+    draw = torch.Generator().manual_seed(0)
+    weight = torch.randn(600, 8, generator=draw) / 25
+    reps, wanted = torch.randn(80, 600, generator=draw), torch.randn(600, generator=draw)
+    waves = reps @ weight + 0.1 * torch.randn(80, 8, generator=draw)
+    linear = weight + 0.3 * torch.randn(600, 8, generator=draw) / 25
+    truth = (wanted - reps) @ weight
+    errors = [
+        float((leave_one_out(reps, waves, wanted, [3, 5], given) - truth).square().mean())
+        for given in (None, linear)
+    ]
+    assert errors[1] < 0.3 * errors[0]
 
 
 def test_a_representation_that_is_not_finite_spoils_every_candidate():

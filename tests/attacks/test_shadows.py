@@ -10,6 +10,7 @@ from fedre_privacy.attacks.shadow_attacks.base import ShadowSignals, confidence,
 from fedre_privacy.attacks.shadow_attacks.cross_client import above_others
 from fedre_privacy.attacks.shadow_attacks.lira import OFFLINE, ONLINE, SHRUNK, lira
 from fedre_privacy.attacks.shadow_attacks.rmia import reference, robust
+from fedre_privacy.attacks.shadow_attacks.stacked import Stacked, features
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
 from fedre_privacy.eval.membership import auc
@@ -196,3 +197,82 @@ def test_other_clients_stand_for_models_without_the_slot():
         others = torch.stack([sent[0, j, slot] for j in range(4) if j != client])
         z = (sent[0, client, slot] - others.mean()) / others.std()
         assert float(found[slot]) == pytest.approx(float(torch.special.ndtr(z)))
+
+
+def scored_worlds(worlds: int = 8, slots: int = 200, tells: float = 1.0):
+    """Two scores of slots of very different difficulty, each of which tells something of its own.
+
+    No signal of a model: what protocols that upload vectors give.
+    """
+    rng = stream(3, "scored worlds")
+    coins = torch.rand(worlds, slots, generator=rng) < 0.5
+    hard = 2.0 * torch.randn(2, slots, generator=rng).double()
+    noise = torch.randn(worlds, 2, slots, generator=rng).double()
+    scores = hard + noise + tells * coins[:, None].double()
+    owner = torch.arange(slots) % 4
+    labels = torch.randint(3, (slots,), generator=rng)
+    none = torch.zeros(worlds, 0, 4, slots, dtype=torch.float64)
+
+    def one(world: int, coins: Tensor = coins) -> ShadowSignals:
+        others = torch.arange(worlds) != world
+        return ShadowSignals(
+            none[world], none[world, :, 0], none[others], coins[others], owner, labels,
+            scores[world], scores[others],
+        )  # fmt: skip
+
+    return coins, scores, one
+
+
+def test_a_stack_of_two_scores_beats_both_and_is_at_chance_where_neither_tells():
+    coins, scores, one = scored_worlds()
+    stack = torch.stack([Stacked().score(one(world)) for world in range(len(coins))])
+    best = max(mean_auc(scores[:, kind], coins) for kind in range(2))
+    assert mean_auc(stack, coins) > best + 0.1
+    coins, scores, one = scored_worlds(tells=0.0)
+    stack = torch.stack([Stacked().score(one(world)) for world in range(len(coins))])
+    assert mean_auc(stack, coins) == pytest.approx(0.5, abs=0.03)
+
+
+def test_weights_of_a_stack_are_never_learnt_on_the_slots_that_they_score():
+    coins, _, one = scored_worlds()
+    same = Stacked().score(one(0))
+    odd = torch.arange(coins.shape[1]) % 2 == 1
+    other = coins.clone()
+    other[:, 1] = ~other[:, 1]  # an odd slot's coins in every shadow world
+    found = Stacked().score(one(0, other))
+    untouched = odd & (torch.arange(len(odd)) != 1)
+    own = one(0).clients[1]
+    apart = untouched & (one(0).clients != own)  # its client's features are scaled together
+    assert torch.allclose(found[apart], same[apart], atol=1e-6)
+    assert not torch.allclose(found[~odd], same[~odd], atol=1e-6)
+
+
+def test_features_take_out_what_a_slot_scores_in_worlds_without_it():
+    own = torch.tensor([[1.0, 4.0, 2.0, 9.0]]).double()
+    shadows = torch.tensor([[[0.0, 4.0, 2.0, 1.0]], [[2.0, 0.0, torch.nan, 3.0]]]).double()
+    coins = torch.tensor([[True, False, False, True], [False, False, True, True]])
+    clients = torch.tensor([0, 0, 0, 0])
+    found = features(own, shadows, coins, clients, torch.tensor([0, 0, 1, 1]))
+    plain = [
+        own[0],
+        own[0] - torch.tensor([1.0, 2.0, 2.0, 2.0]).double(),
+        own[0] - torch.tensor([2.0, 2.0, 2.0, 2.0]).double(),  # the last trained everywhere
+    ]
+    for kind, row in enumerate(plain):
+        wanted = (row - row.mean()) / row.std(correction=0)
+        assert torch.allclose(found[:, kind], wanted)
+        pairs = wanted.view(2, 2)
+        assert torch.allclose(found[:, 3 + kind].view(2, 2), pairs - pairs.mean(1, keepdim=True))
+
+
+def test_a_stack_of_nothing_is_refused_and_missing_scores_count_as_the_mean():
+    _, _, one = scored_worlds()
+    view = one(0)
+    empty = torch.zeros(0, 0, dtype=torch.float64)
+    bare = ShadowSignals(
+        view.sent, view.before, view.shadows, view.coins, view.clients, view.labels, empty
+    )
+    with pytest.raises(IncompatibleError, match="nothing to stack"):
+        Stacked().score(bare)
+    view.scores[0, :5] = torch.nan
+    assert bool(Stacked().score(view).isfinite().all())

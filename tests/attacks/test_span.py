@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from fedre_privacy.attacks.gradients.model_pairs import SentModels, latest
-from fedre_privacy.attacks.span import Span, by_rows, features, widest
+from fedre_privacy.attacks.span import Span, by_rows, features, of_tokens, widest
 from fedre_privacy.core.artifacts import ModelState
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Broadcast, Candidates, Observation, Upload
 from fedre_privacy.eval.membership import auc
 from fedre_privacy.experiments.attack import prepare_attack
+from fedre_privacy.models.adapters import AdapterForm, Bottleneck, LowRank
 from fedre_privacy.models.split import parameters_of
 from fedre_privacy.runs.resolution import resolve_attack, resolve_training
 from fedre_privacy.runs.run import Run
@@ -287,3 +288,128 @@ def test_models_of_earlier_rounds_are_those_that_clients_received(trained, proto
                 states = (one.state_dict(), other.state_dict())
                 for name, value in states[0].items():
                     assert torch.allclose(value, states[1][name], atol=1e-5), (number, name)
+
+
+# --- low-rank adapters --------------------------------------------------------------------------
+
+
+class Pieces(nn.Module):
+    """Images (n, 1, 8, 8) as four tokens of 16 pixels."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return nn.functional.unfold(images, 4, stride=4).transpose(1, 2)
+
+
+class MeanToken(nn.Module):
+    """Tokens (n, T, d), averaged behind a ReLU."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return tokens.relu().mean(1)
+
+
+def adapted_exchange(members: Tensor, steps: int = 1) -> SentModels:
+    """A model of tokens with a low-rank adapter, before and after steps on images of members."""
+    rng = stream(2, "adapter")
+    adapter = LowRank(frozen(nn.Linear(16, 24), rng), AdapterForm(rank=3, alpha=6.0))
+    model = nn.Sequential(Pieces(), adapter, MeanToken(), nn.Linear(24, 2))
+    return exchange_after(model, members, steps, rng)
+
+
+def frozen(layer: nn.Module, rng: torch.Generator) -> nn.Module:
+    """A layer whose weight and bias are buffers, drawn anew."""
+    for name in ("weight", "bias"):
+        value = torch.randn(getattr(layer, name).shape, generator=rng) / 4
+        delattr(layer, name)
+        layer.register_buffer(name, value, persistent=False)
+    return layer
+
+
+def exchange_after(
+    model: nn.Module, members: Tensor, steps: int, rng: torch.Generator
+) -> SentModels:
+    """A model of drawn parameters, and the same after steps on images of members."""
+    with torch.no_grad():
+        for value in model.parameters():
+            value.copy_(torch.randn(value.shape, generator=rng) / 4)
+    after = copy.deepcopy(model)
+    optimiser = torch.optim.SGD(after.parameters(), lr=0.1)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        loss = nn.functional.cross_entropy(after(members), torch.arange(len(members)) % 2)
+        loss.backward()
+        optimiser.step()
+    return SentModels(model.eval(), after.eval(), True)
+
+
+def unexplained(rows: Tensor, by: Tensor) -> float:
+    """Share of rows that is not in the span of others."""
+    rows, by = rows.double(), by.double()
+    return float((rows - rows @ torch.linalg.pinv(by) @ by).norm() / rows.norm())
+
+
+def test_rows_of_a_lie_in_the_span_of_inputs_and_those_of_b_in_that_of_a_x():
+    members = torch.rand(2, 1, 8, 8, generator=stream(3, "images"))
+    exchange = adapted_exchange(members)
+    before, after = (one[1] for one in (exchange.before, exchange.after))
+    tokens = Pieces()(members).reshape(-1, 16)
+    others = Pieces()(torch.rand(2, 1, 8, 8, generator=stream(4, "images"))).reshape(-1, 16)
+    change = {n: getattr(before, n).weight - getattr(after, n).weight for n in ("down", "up")}
+    assert unexplained(change["down"].detach(), tokens) < 1e-4
+    assert unexplained(change["down"].detach(), others) > 0.1
+    reduced = tokens @ before.down.weight.detach().T
+    assert unexplained(change["up"].detach(), reduced) < 1e-4
+    assert torch.linalg.matrix_rank(reduced) == 3  # every row is explained by these, whoever's
+    assert of_tokens(exchange, members) == ["1.down"] and widest(exchange, members) == "3"
+
+
+def test_with_a_fresh_b_the_first_step_leaves_a_as_it_was():
+    layer = LowRank(nn.Linear(6, 5), AdapterForm(rank=2, alpha=4.0))
+    layer(torch.randn(7, 6)).square().sum().backward()
+    assert not layer.down.weight.grad.any() and layer.up.weight.grad.any()
+
+
+def test_tokens_tell_members_by_their_shares_of_the_rows_of_a():
+    images = torch.rand(60, 1, 8, 8, generator=stream(5, "images"))
+    members = torch.zeros(60, dtype=torch.bool)
+    members[:2] = True
+    exchange = adapted_exchange(images[members], steps=3)
+    strangers = torch.rand(80, 1, 8, 8, generator=stream(6, "images"))
+    change = exchange.before[1].down.weight - exchange.after[1].down.weight
+    change = torch.cat([change.detach(), torch.zeros(3, 1)], 1)
+
+    def scores(rows: Tensor) -> Tensor:
+        own, known = (
+            features(exchange.before, "1.down", some, torch.device("cpu"))
+            for some in (images, strangers)
+        )
+        assert own.shape == (240, 17)
+        return by_rows(own, known, rows, 1e-4, 1e-3).reshape(60, 4).mean(1)
+
+    assert auc(scores(change), members) > 0.8
+    noise = torch.randn(change.shape, generator=stream(7, "noise")) * change.std()
+    assert auc(scores(noise), members) < 0.8
+
+
+def test_places_of_a_map_tell_members_by_the_first_layer_of_a_bottleneck():
+    images = torch.rand(60, 1, 8, 8, generator=stream(5, "images"))
+    members, rng = torch.arange(60) < 2, stream(2, "adapter")
+    block = nn.Sequential(frozen(nn.Conv2d(1, 24, 4, stride=4), rng), nn.ReLU())
+    adapter = Bottleneck(block, 24, AdapterForm(rank=6))
+    model = nn.Sequential(adapter, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 2))
+    exchange = exchange_after(model, images[members], 3, rng)
+    assert of_tokens(exchange, images) == ["0.down"] and widest(exchange, images) == "3"
+    before, after = (one[0].down for one in (exchange.before, exchange.after))
+    change = torch.cat([(before.weight - after.weight).flatten(1),
+                        (before.bias - after.bias)[:, None]], 1).detach()  # fmt: skip
+    strangers = torch.rand(80, 1, 8, 8, generator=stream(6, "images"))
+    own, known = (
+        features(exchange.before, "0.down", some, torch.device("cpu"))
+        for some in (images, strangers)
+    )
+    assert own.shape == (240, 25)
+    noise = torch.randn(change.shape, generator=stream(7, "noise")) * change.std()
+    found, control = (
+        auc(by_rows(own, known, rows, 1e-4, 1e-3).reshape(60, 4).mean(1), members)
+        for rows in (change, noise)
+    )
+    assert found > 0.9 > 0.8 > control

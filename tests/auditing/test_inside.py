@@ -10,7 +10,8 @@ import torch
 
 from fedre_privacy.auditing import local_steps as inside
 from fedre_privacy.auditing.claims import CONSISTENT, NO_CLAIM, REFUTED
-from fedre_privacy.auditing.local_steps import Twice, audit_inside, epsilon_of_curve
+from fedre_privacy.auditing.local_steps import audit_inside
+from fedre_privacy.auditing.noise_families import Twice, epsilon_of_curve
 from fedre_privacy.auditing.recorded_run import audit_run, plan_audit
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.gdp import gdp_epsilon

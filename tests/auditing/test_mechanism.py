@@ -7,6 +7,7 @@ import torch
 
 from fedre_privacy.auditing.claims import CONSISTENT, REFUTED, claim_of
 from fedre_privacy.auditing.mechanism import audit_mechanism
+from fedre_privacy.auditing.one_training import one_training
 from fedre_privacy.core.artifacts import EntangledRep, HeadState, ModelState, Prototypes
 from fedre_privacy.core.config import build_plugin
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
@@ -172,3 +173,38 @@ def test_what_has_no_claim_is_refused():
 def test_bad_settings_of_an_audit_are_refused(more, said):
     with pytest.raises(ConfigError, match=said):
         audited(made("gaussian", clip=1.0, noise=1.0), **more)
+
+
+def test_scores_show_more_of_few_clients_than_guesses():
+    """Of one training's clients: mean over audits, as single ones are chance."""
+    defense = made("gaussian", clip=1.0, epsilon=8.0)
+    found = [audited(defense, trials=50, seed=seed) for seed in range(12)]
+    guesses = sum(one.shown for one in found) / 12
+    scores = sum(one.beside[0].epsilon for one in found) / 12
+    assert guesses + 0.5 < scores < found[0].claim.epsilon
+    few = one_training(found[0].claim, 50, 0.05)
+    assert few.guesses == pytest.approx(guesses, abs=1) and few.scores == pytest.approx(
+        scores, abs=1
+    )
+
+
+def test_scores_of_a_mechanism_without_a_gaussian_curve_have_no_bound():
+    assert audited(made("laplace", clip=1.0, epsilon=2.0), trials=50).beside == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("gaussian", {"epsilon": 8.0}), ("gaussian", {"epsilon": 1.0}), ("laplace", {"epsilon": 2.0})],
+)
+def test_so_many_clients_of_one_training_are_enough(name, settings):
+    defense = made(name, clip=1.0, **settings)
+    claim = claim_of([defense], facts(), [(1,), (1,)])
+    few = one_training(claim, 5, 0.05)
+    enough = one_training(claim, few.enough_guesses, 0.05)
+    assert few.guesses < 0.5 * claim.epsilon <= enough.guesses
+    if name == "gaussian":
+        short = one_training(claim, int(few.enough_guesses * 0.95), 0.05)
+        assert short.guesses < 0.5 * claim.epsilon
+        assert few.enough_scores < few.enough_guesses
+        assert one_training(claim, few.enough_scores, 0.05).scores >= 0.5 * claim.epsilon
+    assert f"{few.enough_guesses} by guesses" in few.says() and "5 clients" in few.says()

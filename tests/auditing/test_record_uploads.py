@@ -63,7 +63,7 @@ def test_laplace_noise_is_consistent(protocol):
     assert found.right / found.trials > 0.53
 
 
-def test_without_noise_for_a_record_training_alone_is_audited():
+def test_without_noise_for_a_record_training_alone_is_audited(verdict_alone):
     plan = planned("fedavg", None)
     assert not sends_for_a_record(plan.defenses, plan.facts)
     assert "uploads" not in audit_claim(plan, (), trials=50).game
@@ -92,21 +92,21 @@ def one_seed_for_all_rounds(monkeypatch):
 
 @pytest.mark.parametrize("protocol", ("fedre", "fedgh", "fedallrep"))
 @pytest.mark.parametrize("bug", (halved, wrong_sensitivity, unbounded, one_seed_for_all_rounds))
-def test_a_planted_bug_is_found(bug, protocol, monkeypatch):
+def test_a_planted_bug_is_found(bug, protocol, monkeypatch, verdict_alone):
     bug(monkeypatch)
     # of one class each, so that every sample has the largest weight in its client's mixture
     found = audited(protocol, classes=1)
     assert found.verdict == REFUTED, (found.p, found.right, found.cap)
 
 
-def test_rounds_that_are_not_counted_are_found(monkeypatch):
+def test_rounds_that_are_not_counted_are_found(monkeypatch, verdict_alone):
     real = gaussian.uses
     monkeypatch.setattr(gaussian, "uses", lambda kinds, rounds: real(kinds, min(rounds, 1)))
     assert audited("fedgh", rounds=16).verdict == REFUTED
 
 
 @pytest.mark.slow
-def test_false_alarms_are_as_rare_as_stated():
+def test_false_alarms_are_as_rare_as_stated(verdict_alone):
     plan = planned("fedgh")
     refuted = sum(
         audit_claim(plan, (), trials=100, seed=seed).verdict == REFUTED for seed in range(200)
@@ -124,5 +124,5 @@ def test_the_bound_is_above_the_truth_as_rarely_as_stated():
     assert above <= 10
 
 
-def test_the_same_seed_gives_the_same_audit():
+def test_the_same_seed_gives_the_same_audit(verdict_alone):
     assert audited() == audited()

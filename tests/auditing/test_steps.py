@@ -9,7 +9,9 @@ from fedre_privacy.auditing.claims import CONSISTENT, REFUTED, claim_of
 from fedre_privacy.auditing.step_audit import audit_steps
 from fedre_privacy.core.artifacts import ModelState
 from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.defenses import dp_mf
 from fedre_privacy.defenses.base import RECORD, FederationFacts
+from fedre_privacy.defenses.dp_mf import DPMF
 from fedre_privacy.defenses.dp_sgd import DPSGD
 from fedre_privacy.defenses.gaussian import Gaussian
 
@@ -34,9 +36,10 @@ def audited(noise=2.0, rounds=1, trials=400, seed=0, accountant="prv", **more):
 
 @pytest.mark.parametrize(
     ("rounds", "more"),
-    [(1, FULL), (5, {}),
+    [(1, FULL),
      *(pytest.param(*case, marks=pytest.mark.slow) for case in (
-         (4, FULL), (3, {"epochs": 2}), (4, {"local_steps": 2}), (5, {"accountant": "rdp"})))],
+         (5, {}), (4, FULL), (3, {"epochs": 2}), (4, {"local_steps": 2}),
+         (5, {"accountant": "rdp"})))],
 )  # fmt: skip
 def test_correct_training_is_consistent_with_its_claim(rounds, more):
     found = audited(rounds=rounds, **more)
@@ -100,7 +103,7 @@ PLANTED = [
 
 
 @pytest.mark.parametrize(("bug", "rounds", "more"), PLANTED)
-def test_a_planted_bug_is_found(bug, rounds, more, monkeypatch):
+def test_a_planted_bug_is_found(bug, rounds, more, monkeypatch, verdict_alone):
     bug(monkeypatch)
     found = audited(rounds=rounds, **more)
     assert found.verdict == REFUTED, (found.p, found.right, found.claim.curve.cap)
@@ -120,3 +123,52 @@ def test_a_claim_without_private_training_is_refused():
         audit_steps([noisy], known, claim, trials=50)
     with pytest.raises(IncompatibleError, match="no claim for one record to audit"):
         claim_of([noisy], known, [(1,), (1,)], RECORD)
+
+
+def correlated(rounds=1, trials=400, seed=0, noise=2.0, **more):
+    known = facts(rounds, **more)
+    defense = DPMF(clip=0.05, noise=noise)
+    claim = claim_of([defense], known, [tuple(range(1, rounds + 1))] * 2)
+    return audit_steps([defense], known, claim, trials=trials, seed=seed)
+
+
+@pytest.mark.parametrize(("rounds", "more"), [(2, {}), (1, {"epochs": 3}), (2, {"local_steps": 4})])
+def test_correlated_noise_is_consistent_with_its_claim(rounds, more):
+    found = correlated(rounds, **more)
+    assert found.verdict == CONSISTENT, (found.p, found.right)
+    assert 0.3 * found.claim.epsilon < found.shown <= found.claim.epsilon
+    assert "after every step" in found.attacker
+
+
+def forgotten(monkeypatch):
+    """The sensitivity of independent noise."""
+    monkeypatch.setattr(dp_mf, "sensitivity", lambda coefficients, waits, steps: 1.0)
+
+
+def more_often(monkeypatch):
+    """Epochs that are not counted."""
+    real = dp_mf.sensitivity
+    monkeypatch.setattr(dp_mf, "sensitivity", lambda c, waits, steps: real(c, waits, waits))
+
+
+def weaker(monkeypatch):
+    real = dp_mf.train_privately
+    monkeypatch.setattr(
+        dp_mf, "train_privately", lambda *a, **k: real(*a, **{**k, "noise": k["noise"] / 2})
+    )
+
+
+def longer(monkeypatch):
+    real = dp_mf.train_privately
+    monkeypatch.setattr(
+        dp_mf,
+        "train_privately",
+        lambda *a, **k: real(*a, **{**k, "clip": k["clip"] * 2, "noise": k["noise"] / 2}),
+    )
+
+
+@pytest.mark.parametrize("bug", [forgotten, more_often, weaker, longer])
+def test_a_planted_bug_in_correlated_noise_is_found(bug, monkeypatch, verdict_alone):
+    bug(monkeypatch)
+    found = correlated(2, epochs=3)
+    assert found.verdict == REFUTED, (found.p, found.right, found.claim.curve.cap)

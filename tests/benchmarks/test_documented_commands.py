@@ -143,7 +143,8 @@ FORMS = (
         "cores",
         "--against",
         f"--against {ROOT} --protocols fedre --repeats 1 --rounds 1 --clients 2 --samples 40",
-        r"^fedre +other [\d.]+ .*this [\d.]+ .*this/other [\d.]+ ",
+        r"^fedre +clock +other [\d.]+ .*this [\d.]+ .*\n"
+        r"fedre +processor +other [\d.]+ .*this/other [\d.]+ ",
     ),
     Form("rounds", "--memory", "--clients 2 --protocols fedre", "^2 clients of cnn-5, fedre: "),
     Form(
@@ -154,11 +155,12 @@ FORMS = (
         r'"clients": 2, "samples": 12(.|\n)*^fedre +wall +[\d.]+(.|\n)*^fedavg +wall +[\d.]+',
     ),
     Form(
-        "together",
+        "captured",
         "",
-        "--architectures cnn4 --clients 2 --batch 4 --repeats 1 --threads 1 --device cpu",
-        r"^cnn4 +2 +\d+ ms +\d+ ms",
+        "--architectures cnn4 --clients 2 --steps 3 --device cpu",
+        r"^cnn4 +46 +276 +6 +4 +3$",
     ),
+    Form("image_memory", "", "--images 60 --size 16 --clients 2", r"^all batches equal$"),
     Form("audits", "", "--repetitions 1 --out audits", r"^ *noise alone, z 1 +1 +0 +"),
     Form("inversion", "ratio", INVERSION, r"^cnn4 +32 +1( +[\d.]+){5}$"),
     Form("inversion", "limits", f"{INVERSION} --rows 2", r"^cnn4 +32 +2 .*%"),
@@ -182,11 +184,35 @@ FORMS = (
         f"{GRADIENTS} --attacks linear",
         r"batch of 8, by linear\n +n 8, .*floor(.|\n)*of 8 inputs have a certificate",
     ),
+    Form(
+        "whole_batches",
+        "",
+        "--networks 0 --batches 1 --sizes 3 --out batches.csv",
+        r"^dense, untrained +3 +1 +1 +3 +0 ",
+    ),
+    Form(
+        "head_features",
+        "",
+        "--networks 0 --batches 1 --sizes 3 --out heads.csv",
+        r"^untrained +0 +0.0 +3 +1 +3 +3 +3 +0 ",
+    ),
     Form("gradients", "imprint", "--images 1 --models cnn4", r"to 0.001: \d+ of 64 inputs have"),
     Form("gradients", "labels", f"{GRADIENTS},cnn4-trained", r" n 8 B=32 +joint +labels right \d"),
     Form("gradients", "update", GRADIENTS, SCORE.format("4,")),
+    Form(
+        "gradients",
+        "modes",
+        f"{GRADIENTS}-dropout",
+        r"4 images, dropout=off(.|\n)*less the first way",
+    ),
     Form("gradients", "head", GRADIENTS, r"^cnn4 +2 classes, .*cosine.*classes 2 of 2"),
     Form("gradients", "speed", GRADIENTS, r"^cnn4 .*8 victims one after another [\d.]+, together"),
+    Form(
+        "gradients_prior",
+        "",
+        "--seeds 21 --sizes 2,1 --victims 1,1 --warm-up 1 --steps 2 --out prior.csv",
+        r"^untrained, 2 images, n 2 \(1 victims\), floor [\d.]+\n +smooth [\d.]+ dB",
+    ),
     Form(
         "gradients_beside",
         "",
@@ -228,6 +254,10 @@ FORMS = (
         "--targets 2 --drawn 12 --ways linear;dip",
         r"^way +n +PSNR(.|\n)*^linear +[26] (.|\n)*^dip +[26] ",  # two of each RUN
     ),
+    Form(
+        "maps", "", "--architectures cnn4 --size 16 --quick", r"passes \d+ and \d+; numbers equal$"
+    ),
+    Form("large_images", "", "--quick", r'"over_floor_db": [3-9](.|\n)*"n": 4'),
     Form("misses", "", "--targets 3 --drawn 12 --half report", r"below 12 dB(.|\n)*first start"),
     Form(
         "membership_models",
@@ -250,6 +280,41 @@ FORMS = (
         "--rounds 1 --per-class 12 --first 1 --jobs 1 --device cpu --out trained",
         r": local 0.*\n\d rows, 0 left of this form, 0 failed: trained",
     ),
+    Form(
+        "public_backbones",
+        "",
+        "--rounds 1 --per-class 12 --first 1 --out trained",
+        r"^local pra:1.0 lite0 seed 1: own .*\n1 rows, \d+ left: trained",
+        needs=("efficientnet_lite_pytorch",),
+    ),
+    Form(
+        "backbone_leakage",
+        "",
+        "--rounds 1 --per-class 12 --only fedcgs --first 1 --out trained",
+        r"^fedcgs pra:1.0 lite0-head seed 1: members 1.0000, representations [\d.]+$",
+        needs=("efficientnet_lite_pytorch",),
+    ),
+    Form(
+        "frozen_mixtures",
+        "",
+        "--rounds 4 --clients 2 --per-class 12 --size 32 --first 1 --out mixed",
+        r"^head rap pra:1.0 seed 1: \d of 2 clients solved, \d certified",
+        needs=("efficientnet_lite_pytorch",),
+    ),
+    Form(
+        "adapters",
+        "",
+        "--brief --seeds 1 --only test_vit-head:loss --out adapted",
+        r"^test_vit-head loss-membership auc, seed 1: n \d+, [\d.]+, floor [\d.]+, noise [\d.]+$",
+        needs=("timm",),
+    ),
+    Form(
+        "imprinted_adapters",
+        "",
+        "--seeds 1 --only 32-16-32-g --out imprinted",
+        r"^32-16-32-gradient seed 1: \d+ of 32 vectors right, \d+ with a certificate, 0 on noise; ",
+        needs=("efficientnet_lite_pytorch",),
+    ),
     Form("learning", "--table", "", r"^\| fedre, mean \|.*\| 2 \| .* \(n 2\) \|$"),
     Form("learning", "--figure", "", r"^runs/learning/server.png$"),
     Form(
@@ -259,6 +324,59 @@ FORMS = (
         r"^\w+ +0\.\d+ +0\.\d+( +[\d.]+){5} +[\d.]+%$",
     ),
     Form("disentangle_figure", "", "--out .", r"^recovered prototype +n +\d+ +PSNR [\d.]+"),
+    Form(
+        "backbone_depth",
+        "",
+        "--size 32 --public 40 --targets 10 --floors 20 --places 3 3x4 --seeds 1 --out depth.csv",
+        r"^block 3, 4x4, 40 public, seed 1, none: [\d.]+ dB, floor [\d.]+, found [\d.]+$",
+        needs=("efficientnet_lite_pytorch",),
+    ),
+    Form(
+        "backbone_attacks",
+        "",
+        "--size 32 --public 40 --targets 3 --floors 20 --places 3 --attacks linear --seeds 1 "
+        "--out attacks.csv",
+        r"^block 3, 1x1, linear, seed 1: [\d.]+ dB, floor [\d.]+, found [\d.]+, [\d.]+ s$",
+        needs=("efficientnet_lite_pytorch",),
+    ),
+    Form(
+        "retrieval",
+        "",
+        "--size 32 --per-class 20 --clients 3 --targets 8 --gallery 5 --depths 3 --seeds 1 "
+        "--kinds representations --runs runs --out retrieval.csv",
+        r"^block 3, representations of 1, none, seed 1: 1.0 first, guess [\d.]+, n 8$",
+        needs=("efficientnet_lite_pytorch",),
+    ),
+    Form(
+        "class_statistics",
+        "",
+        "--brief --seeds 1 --out statistics.csv",
+        r"^full, float16, none, 4 images: found 40 of 40, seed 1$",
+    ),
+    Form(
+        "class_statistics",
+        "--backbone",
+        "--backbone cnn4 --brief --seeds 1 --out of_features.csv",
+        r"^full, float16, none, 4 images: found \d+ of \d+, seed 1$",
+    ),
+    Form(
+        "statistics_membership",
+        "",
+        "--only float16 --seeds 1 --out membership.csv --table table.csv",
+        r"^full float16 none 32 images, seed 1: AUC 1.000$",
+    ),
+    Form(
+        "statistics_defences",
+        "",
+        "--only identity --seeds 1 --out defences.csv --table table.csv",
+        r"^full, shrink-covariance:.*: found (\d+) and \1 of \d+, accuracy",
+    ),
+    Form(
+        "backbone_features",
+        "",
+        "--backbone cnn4 --data FILE.npz --out features.npz",
+        r"^\d+ features of \d+ values in features.npz$",
+    ),
     Form(
         "property",
         "",
@@ -311,11 +429,10 @@ def smallest(found: Command, form: Form) -> tuple[str, ...]:
     } - {form.when}
     words = [word for word in found.words if word not in others]
     names = {word for word in sized if word.startswith("--")}
-    kept = [
-        word
-        for before, word in itertools.pairwise(["", *words])
-        if word not in names and (before not in names or word.startswith("--"))
-    ]
+    kept, dropped = [], False
+    for word in words:  # an option that the form sets goes with all its values
+        dropped = word in names if word.startswith("--") else dropped
+        kept += [] if dropped else [word]
     return (form.benchmark, *kept, *sized)
 
 
@@ -356,13 +473,13 @@ def test_commands_are_cut_out_of_a_page():
         "```\npython benchmarks/disentangle.py RUN ... \\\n    --out a.csv   why\nother\n```\n"
         "`inversion.py ratio\n--steps 3` `python benchmarks/gradients.py PART --data D.npz`\n"
         "| `single --images 8` | `fedre-attack --threat strong` | `other --images 8` |\n"
-        "\t$(BIN)/python benchmarks/together.py --clients 3\n"
+        "\t$(BIN)/python benchmarks/captured.py --clients 3\n"
         "\t$(if $(DATA),$(BIN)/python benchmarks/gradients.py speed --data $(DATA))\n"
     )
     found = [(one.benchmark, *one.words) for one in commands_in("x", page)]
     parts = [form.when for form in FORMS if form.benchmark == "gradients"]
     assert found == [
-        ("together", "--clients", "3"),
+        ("captured", "--clients", "3"),
         ("gradients", "speed", "--data", "FILE.npz"),
         ("disentangle", "RUN", "--out", "a.csv"),
         ("rounds",),
@@ -452,7 +569,7 @@ def reader(tmp_path_factory) -> Path:
 def test_a_documented_command_runs_and_prints_its_table(words, reader):
     benchmark, *arguments = words
     for package in RUNS[words].needs:
-        pytest.importorskip(package, reason="not installed: extras 'flower,ray'")
+        pytest.importorskip(package, reason="not installed: extras 'flower,ray,backbones'")
     shutil.rmtree(reader / "trained", ignore_errors=True)  # forms of one campaign share rows
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(

@@ -128,7 +128,7 @@ def test_a_campaign_begins_with_what_is_worth_most_and_names_no_job_twice(load):
     assert published[:4] == ["fedre-pra0.1-s0", *suites]
     trained = [one for one in campaign.trainings(campaign.PUBLISHED) if one.models == "cnn4"]
     seen = {(one.protocol, one.partition, one.seed) for one in trained if not one.defense}
-    assert len(seen) == 19 * 3 * 3
+    assert len(seen) == 21 * 3 * 3
     cpu = campaign.trainings(campaign.CPU)
     assert len(cpu) == 9 * 3 * 2 and {one.partition for one in cpu[:27]} == {"pra:1.0"}
 

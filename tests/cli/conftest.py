@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from fedre_privacy.cli import attack, train
-from fedre_privacy.experiments import attack as pipeline
+from fedre_privacy.reports import attack as pages
 
 TINY = [
     *("--set", "data.size=16", "--set", "data.per_class=12", "--set", "record.keep_every=2"),
@@ -161,11 +161,13 @@ def drawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> li
     """The words in every figure that is saved."""
     words: list[str] = []
 
-    def note(figure: Figure, path: Path) -> None:
+    def note(figure: Figure, path: Path) -> list[Path]:
         words.extend(item.get_text() for item in figure.findobj(Text))
-        for ending in (".png", ".pdf"):
-            path.with_suffix(ending).touch()
+        made = [path.with_suffix(ending) for ending in (".png", ".pdf", ".svg")]
+        for one in made:
+            one.touch()
+        return made
 
     if "real_figures" not in request.fixturenames:
-        monkeypatch.setattr(pipeline, "save_figure", note)
+        monkeypatch.setattr(pages, "save_figure", note)
     return words

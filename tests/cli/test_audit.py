@@ -24,8 +24,8 @@ def defended(tmp_path_factory, cli, tiny) -> Run:
     return Run(next(path for path in runs.iterdir() if path.is_dir()))
 
 
-def test_a_claim_that_holds_has_an_interval_a_record_and_a_figure(defended, capsys):
-    assert audit.main([str(defended.folder), "--trials", "100"]) == 0
+def test_a_claim_that_holds_has_an_interval_a_record_and_a_figure(defended, capsys, opened):
+    assert audit.main([str(defended.folder), "--trials", "100", "--open"]) == 0
     said = capsys.readouterr().out
     assert "Claim      client: epsilon 8.00 at delta 1e-05" in said
     assert "AUDITOR" in said and "Verdict    consistent: between" in said
@@ -34,8 +34,10 @@ def test_a_claim_that_holds_has_an_interval_a_record_and_a_figure(defended, caps
     assert record["verdict"] == "consistent" and record["trials"] == 100
     assert 0 < record["shown"] < record["claim"]["epsilon"] + 4 < record["ceiling"]
     assert (folder / "epsilon.png").is_file()
-    page = (folder / "report.html").read_text()
-    assert "Audit of" in page and "epsilon promised" in page and "data:image/png" in page
+    assert opened == [(folder / "report.html").resolve()]
+    page = opened[0].read_text()
+    assert "audit of the mechanism, FedGH" in page and "epsilon promised" in page
+    assert "data:image/svg+xml" in page
 
 
 def test_a_record_that_somebody_changed_is_found(defended, tmp_path, capsys):
@@ -172,3 +174,21 @@ def test_what_no_audit_can_be_made_with_is_refused_before_training(
 def test_a_recorded_run_without_coins_is_refused_inside(defended, capsys):
     assert audit.main([str(defended.folder), "--level", "run"]) == 3
     assert "trained without coins" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_record_in_a_crowd_is_one_command(tmp_path, tiny, capsys):
+    private = ["--protocol", "fedavg", "--defense", "dp-sgd:clip=1,noise=2,delta=1e-3"]
+    told = ["--level", "crowd", "--trials", "60", "--runs-dir", str(tmp_path), "--json"]
+    assert audit.main([*tiny, *private, *told]) == 0
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert said["level"] == "crowd" and said["trials"] == 45 and said["shown"] <= said["promised"]
+
+
+def test_a_crowd_tests_no_claim_for_a_client(nowhere, tiny, capsys):
+    given = [*tiny, "--protocol", "fedgh", "--defense", "gaussian:clip=1,epsilon=8"]
+    assert audit.main([*given, "--level", "crowd"]) == 3
+    assert "no claim for one record to audit" in capsys.readouterr().err
+    assert audit.main([*given, "--level", "crowd", "--unit", "client"]) == 3
+    assert "cannot test a claim for a client" in capsys.readouterr().err
+    assert list(nowhere.iterdir()) == []

@@ -9,7 +9,8 @@ import pytest
 
 from fedre_privacy.api.workflows import comparison
 from fedre_privacy.cli import benchmark
-from fedre_privacy.cli.benchmark import _benchmark_of
+from fedre_privacy.cli.benchmark import _benchmark_of, _parts
+from fedre_privacy.experiments.dry_run import words_of
 
 
 @pytest.fixture
@@ -34,6 +35,36 @@ def test_one_table_at_a_time(call: Any, nowhere: Path) -> None:
     assert list(nowhere.iterdir()) == []
 
 
+def test_settings_of_a_defence_stay_with_its_name() -> None:
+    text = "nopeek,cem:noise=1,strength=0.1, shredder,tensors=4,my_module:Mine:weight=2,none"
+    assert _parts(text) == [
+        "nopeek", "cem:noise=1,strength=0.1", "shredder:tensors=4", "my_module:Mine:weight=2",
+        "none",
+    ]  # fmt: skip
+    given = ["--protocols", "fedgh", "--seeds", "0", "--attacks", "linear@uploaded@strong"]
+    wanted = _benchmark_of(
+        benchmark.parser().parse_args([*given, "--defenses", "cem:noise=1,strength=0.1"])
+    )
+    plain, defended = wanted.jobs
+    (cem,) = defended.training.defense
+    assert plain.training.defense == () and (cem.noise, cem.strength) == (1.0, 0.1)  # type: ignore[attr-defined]
+    assert [one.evaluation.attacker for one in plain.attacks] == ["adaptive"]
+    assert [one.evaluation.attacker for one in defended.attacks] == ["adaptive", "naive"]
+
+
+def test_a_defence_of_ones_own_enters_by_its_module(nowhere: Path, call: Any) -> None:
+    (nowhere / "own_defence.py").write_text(
+        "from fedre_privacy.defenses.nopeek import NoPeek\n\nclass Mine(NoPeek):\n    name = ''\n"
+    )
+    given = ["--protocols", "fedgh", "--seeds", "0", "--attacks", "labels"]
+    wanted = _benchmark_of(
+        benchmark.parser().parse_args([*given, "--defenses", "own_defence:Mine:strength=3"])
+    )
+    (mine,) = wanted.jobs[1].training.defense
+    assert wanted.jobs[1].label == "fedgh + own_defence:Mine:strength=3"
+    assert type(mine).__name__ == "Mine" and wanted.jobs[1].plugins() == ["own_defence"]
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -44,6 +75,9 @@ def test_one_table_at_a_time(call: Any, nowhere: Path) -> None:
         ([], "Nothing to compare: give a SWEEP.yaml"),
         (["--protocols", "fedre", "--seeds", "x"], "--seeds takes whole numbers"),
         (["--against", "rap"], "--against goes with --scheme"),
+        (["--protocols", "fedgh", "--defenses", "noise=1"], "--defenses begins with a setting"),
+        (["--protocols", "fedgh", "--defenses", "nopek"], "fedgh + nopek: Unknown defence"),
+        (["mine.yaml", "--defenses", "nopeek"], "defenses cannot be given beside a sweep file."),
     ],
 )
 def test_refusals(call: Any, nowhere: Path, options: list[str], text: str) -> None:
@@ -66,3 +100,42 @@ def test_seeds_and_targets_win_over_those_of_the_file(tmp_path: Path) -> None:
 def test_presets_are_listed(call: Any) -> None:
     done = call("--preset", "list")
     assert done.code == 0 and "paper:fedral-table6" in done.out
+
+
+@pytest.mark.slow
+def test_the_page_of_a_benchmark_opens(
+    call: Any, tiny: list[str], tmp_path: Path, opened: list[Path]
+) -> None:
+    here = ["--runs-dir", tmp_path, "--device", "cpu"]
+    wanted = ["--protocols", "fedgh", "--seeds", "0", "--attacks", "labels"]
+    done = call(*wanted, *tiny, *here, "--open", "--quiet")
+    assert done.code == 0, done.err
+    assert opened == [(Path(done.out.strip()) / "report.html").resolve()]
+    assert "benchmark of FedGH" in opened[0].read_text()
+
+
+@pytest.mark.parametrize(
+    ("attack_s", "quick"),
+    [(1.0, None), (600.0, "linear@uploaded@strong,labels@uploaded@realistic")],
+)
+def test_a_long_dry_run_names_attacks_that_would_be_quicker(attack_s, quick, monkeypatch, capsys):
+    """They give a first answer in a quarter of an hour, and are given as they are named."""
+
+    def measured(training, suite, device, known):
+        for settings in suite:
+            short = settings.attack.name in ("linear", "labels")
+            own = 4.0 if settings.attack.name == "labels" else 3.0
+            known[words_of(settings)] = own if short else attack_s
+        return 10.0, sum(known.values()), 1024
+
+    monkeypatch.setattr("fedre_privacy.experiments.dry_run.dry_run_suite", measured)
+    options = ["--protocols", "fedproto,fedgh", "--seeds", "0,1,2", "--dry-run"]
+    assert benchmark.main(options) == 0
+    said = capsys.readouterr().out
+    assert "dip@uploaded@fedre-paper" in said
+    if quick is None:
+        assert "Quicker" not in said
+        return
+    assert f"--attacks {quick} takes about 1 min 42 s" in said
+    again = benchmark.main([*options, "--attacks", quick])
+    assert again == 0 and "Quicker" not in capsys.readouterr().out

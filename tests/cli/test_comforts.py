@@ -62,6 +62,11 @@ def test_other_shells_have_a_script_too(shell: str, capsys: pytest.CaptureFixtur
     assert "protocol" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", sorted(set(PARSERS) - {"train"}))
+def test_every_command_that_writes_a_page_can_open_it(name: str) -> None:
+    assert "--open" in PARSERS[name].parser().format_help()
+
+
 @pytest.mark.slow
 def test_the_report_opens_in_a_browser(
     cli: Any, run: Path, fast: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -75,3 +80,11 @@ def test_the_report_opens_in_a_browser(
     assert started.returncode == 0, err
     page = Path(opened.read_text().strip().removeprefix("file://"))
     assert page.name == "report.html" and page.is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "folder"),
+    [([], "runs"), (["a"], "a"), (["--runs-dir", "b"], "b"), (["--runs-dir", "b", "a"], "a")],
+)
+def test_the_viewer_takes_its_folder_as_a_word_or_as_other_commands_do(words, folder):
+    assert view.parser().parse_args(words).runs == Path(folder)

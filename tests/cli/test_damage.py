@@ -60,7 +60,7 @@ DAMAGE: list[tuple[str, Callable[[Path], None], str]] = [
     (
         "uploads/index.json",
         renamed_kind,
-        "unknown kind 'holograms'. Known kinds: change, class-logits",
+        "unknown kind 'holograms'. Known kinds: adapter, change, class-logits",
     ),
     ("uploads/index.json", lambda path: path.unlink(), "No uploads recorded: "),
     ("models/r0003.safetensors", truncate, "is not a readable safetensors file: "),

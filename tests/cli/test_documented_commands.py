@@ -156,6 +156,7 @@ def reader(tmp_path_factory, cli, tiny) -> Path:
     (run,) = (folder / "runs").iterdir()
     run.rename(folder / "recorded")
     (folder / "settings.yaml").write_text("protocol: {name: fedgh}\n", encoding="utf-8")
+    (folder / "weights.safetensors").write_bytes(b"hashed, and not read before a training")
     (folder / "my_schemes.py").write_text(classes_in("add_your_own.md", {"TopHeavy"}))
     (folder / "my_pair.py").write_text(classes_in("tutorial.md", {"Pair"}))
     (folder / "my_protocols.py").write_text(classes_in("add_your_own.md", {"MeanHead"}))

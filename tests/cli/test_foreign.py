@@ -83,9 +83,10 @@ def call(*more: str) -> int:
     return command.main([*flat, *extra, "--runs-dir", "out", "--device", "cpu"])
 
 
-def test_without_truth_there_are_residuals_and_no_score(system, capsys):
-    assert call("--set", "attack.steps=400", "--quiet") == 0
+def test_without_truth_there_are_residuals_and_no_score(system, capsys, opened):
+    assert call("--set", "attack.steps=400", "--quiet", "--open") == 0
     folder = Path(capsys.readouterr().out.strip())
+    assert opened == [(folder / "report.html").resolve()]
     page = (folder / "report.html").read_text()
     assert "NOT SCORED" in page and "PSNR" not in page and "SSIM" not in page
     record = json.loads((folder / "record.json").read_text())
@@ -104,6 +105,14 @@ def test_without_truth_there_are_residuals_and_no_score(system, capsys):
     assert call("--set", "attack.steps=400", "--quiet") == 0
     assert (folder / "report.html").is_file()
     assert (folder / "recovered.safetensors").stat().st_mtime_ns == before
+
+
+def test_an_attack_on_them_is_logged(system, capsys):
+    pytest.importorskip("tensorboard")
+    assert call("--set", "attack.steps=2", "--quiet", "--log", "tensorboard") == 0
+    folder = Path(capsys.readouterr().out.strip())
+    (file,) = Path("out", "tensorboard").rglob("events.out.*")
+    assert file.parent.parent.name == folder.name and b"final/explained" in file.read_bytes()
 
 
 def test_the_same_uploads_in_memory_are_answered_the_same(system, capsys):

@@ -132,7 +132,10 @@ def test_true_images_of_other_uploads_are_told(cli: Any, system: Any, kind: str)
     [(kind, attack) for kind, named in {
         "model": ("update-inversion", "labels"),
         "small-model": ("update-inversion", "labels"),
-        "gradient": ("inverting-gradients", "dlg", "idlg", "analytic", "spear", "labels"),
+        "gradient": (
+            "inverting-gradients", "dlg", "idlg", "analytic", "spear", "head-features",
+            "labels",
+        ),
     }.items() for attack in named],
 )  # fmt: skip
 def test_every_attack_that_the_page_names_fits(

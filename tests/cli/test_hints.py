@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +18,12 @@ from fedre_privacy.experiments.attack import prepare_attack
 from fedre_privacy.experiments.compatibility import check_ahead
 from fedre_privacy.experiments.default_attack import with_usual_attack
 from fedre_privacy.protocols.base import protocols
-from fedre_privacy.runs.resolution import require_resolved, resolve_attack, resolve_training
+from fedre_privacy.runs.resolution import (
+    require_resolved,
+    resolve_attack,
+    resolve_training,
+    target_names,
+)
 from fedre_privacy.runs.settings import ATTACK_SECTIONS, TrainSettings
 from fedre_privacy.runs.training import train
 from fedre_privacy.threats.base import threats
@@ -28,7 +34,9 @@ TINY = {
     "train": {"clients": 3, "rounds": 2},
     "model": {"name": "cnn4", "dim": 64},
 }
-OPTION = re.compile(r"--(target|attack|threat|steering|set) ((?:[a-z._=-]+(?:, | or )?)+)")
+OPTION = re.compile(
+    r"--(target|attack|threat|steering|models|set) ((?:[a-z0-9._=-]+(?:, | or )?)+)"
+)
 
 
 def hinted(text: str) -> Iterator[list[str]]:
@@ -42,7 +50,7 @@ def hinted(text: str) -> Iterator[list[str]]:
     step = text.splitlines()[-1]
     if "Attacks for them" in step or "--" not in step:
         return
-    for way in re.split(r", or (?=--)", step.rstrip(".")):
+    for way in re.split(r", or (?:use )?(?=--)", step.rstrip(".")):
         options = [
             [[f"--{key}", name] for name in re.split(r", | or ", values.strip(" ,"))]
             for key, values in OPTION.findall(way)
@@ -60,7 +68,9 @@ def asked(options: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
             place, _, said = value.partition("=")
             section, _, name = place.partition(".")
             where = attack if section in ATTACK_SECTIONS else training
-            where[section] = {name: {"true": True}.get(said, said)}
+            where.setdefault(section, {})[name] = {"true": True}.get(said, said)
+        elif key == "--models":
+            training.setdefault("model", {})["name"] = value
         elif key == "--steering":
             training["steering"] = value
         else:
@@ -91,10 +101,7 @@ def test_every_protocol_that_uploads_is_attacked_by_default(protocol: str) -> No
 
 @pytest.mark.parametrize(
     "protocol",
-    [
-        n if n in ("fd", "fedral", "local") else pytest.param(n, marks=pytest.mark.slow)
-        for n in NAMES
-    ],
+    [n if n in ("fedral", "local") else pytest.param(n, marks=pytest.mark.slow) for n in NAMES],
 )
 def test_what_a_refusal_advises_is_not_refused(protocol: str) -> None:
     tried, refused = 0, []
@@ -111,6 +118,41 @@ def test_what_a_refusal_advises_is_not_refused(protocol: str) -> None:
                 except FedreError as again:
                     refused.append((given, options, str(again)))
     assert tried > 10 and not refused, refused
+
+
+def in_place(options: list[str], changed: list[str]) -> list[str]:
+    """Options with others in place of those of the same name."""
+    both = dict(zip(options[::2], options[1::2], strict=True))
+    both |= dict(zip(changed[::2], changed[1::2], strict=True))
+    return [word for pair in both.items() for word in pair]
+
+
+@pytest.mark.parametrize("count", [40, pytest.param(1500, marks=pytest.mark.slow)])
+def test_what_any_refusal_advises_is_not_refused(count: int) -> None:
+    """Protocols, targets, threat models and attacks, put together at random."""
+    draw, tried, refused = random.Random(count), 0, []
+    for _ in range(count):
+        protocol, options = draw.choice(NAMES), []
+        for key, names in (("--threat", threats.names()), ("--target", target_names()),
+                           ("--attack", attacks.names())):  # fmt: skip
+            if name := draw.choice([None, *names]):
+                options += [key, name]
+        try:
+            check(protocol, options)
+        except FedreError as error:
+            for changed in hinted(str(error)):
+                tried += 1
+                try:
+                    check(protocol, in_place(options, changed))
+                except FedreError as again:
+                    refused.append((protocol, options, changed, str(again)))
+    assert tried > count / 2 and not refused, refused
+
+
+def test_a_threat_model_that_was_asked_for_is_kept_where_another_attack_does() -> None:
+    with pytest.raises(FedreError, match="Use --attack disentangle, or --threat"):
+        check("fedre", ["--threat", "frozen-extractor"])
+    check("fedre", ["--threat", "frozen-extractor", "--attack", "disentangle"])
 
 
 def test_hints_are_read_as_they_are_written() -> None:

@@ -14,8 +14,8 @@ import pytest
 from fedre_privacy.attacks.common import tiling as driver
 from fedre_privacy.attacks.inversion import search_settings as inversion
 from fedre_privacy.cli import benchmark
-from fedre_privacy.experiments import attack as pipeline
 from fedre_privacy.federation import loop
+from fedre_privacy.reports import attack as pages
 
 pytestmark = pytest.mark.slow
 
@@ -127,7 +127,7 @@ def plain(cli: Any, run: Path, tmp_path_factory: pytest.TempPathFactory) -> Undi
     target = tmp_path_factory.mktemp("plain") / run.name
     shutil.copytree(run, target, ignore=shutil.ignore_patterns("attacks"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "save_figure", lambda figure, path: None)
+        patch.setattr(pages, "save_figure", lambda figure, path: [])
         done = cli.attack(target, *SLOW)
     assert done.code == 0, done.err
     (folder,) = (target / "attacks").iterdir()

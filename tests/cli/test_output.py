@@ -206,7 +206,19 @@ def test_list_names_what_reads_what(cli: Any):
     assert "Prototypes, EntangledRep" in rows["dip"] and "extractor" in rows["dip"]
     assert rows["dip"].endswith("built in")
     assert "Representations" in rows["fedallrep"] and "nothing" in rows["local"]
-    assert "rap" in rows["entanglement"] and "lpips" in rows["metrics"]
+    assert "FedRE as published" in rows["rap"] and "paper:" in rows["presets"]
+
+
+def test_list_says_when_to_use_each(cli: Any):
+    done = cli.attack("list", "--json")
+    (listed,) = done.events
+    said = {row["attack"]: row["when to use"] for row in listed["attacks"]}
+    assert "no public images" in said["dip"]
+    others = listed["when to use"]
+    assert others["defences"].keys() == set(listed["defences"])
+    printed = {" ".join(line.split()) for line in cli.attack("list").out.splitlines()}
+    for name, clause in {**said, **others["defences"], **others["metrics"]}.items():
+        assert clause != "-" and f"{name} {clause}" in printed
 
 
 def test_list_for_a_run_has_one_line_per_target_and_attack(cli: Any, run: Path, runs: Path):

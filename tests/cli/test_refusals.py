@@ -74,6 +74,23 @@ def test_names_and_values(cli: Any, nowhere: Path, options: list[str], text: str
     assert list(nowhere.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--dataset", "mnist2"], "See fedre-attack list for every name, and when to use it."),
+        (["--target", "images"], "Did you mean 'uploaded'?"),
+        (["--target", "gradients"], "Did you mean 'update'?"),
+        (["--protocol", "fedgh", "--scheme", "rsr"], "'fedgh' mixes nothing, so it takes no"),
+        (["--scheme", "my_nothing:Foo"], "looked for in the working directory"),
+        (["--plugin", "my_nothing"], "looked for in the working directory"),
+    ],
+    ids=lambda value: "-".join(value)[:30] if isinstance(value, list) else "",
+)
+def test_a_refusal_says_where_to_look(cli: Any, nowhere: Path, options: list[str], text: str):
+    done = cli.attack(*options)
+    assert done.code in (2, 3) and text in done.err and "entanglement'. Settings" not in done.err
+
+
 def test_training_refuses_the_same_names(cli: Any, nowhere: Path) -> None:
     done = cli.train("--protocol", "fedr", "--models", "cnn44", "--rounds", "-1")
     assert done.code == 2 and len(done.err.splitlines()) == 4
@@ -240,10 +257,14 @@ def test_what_is_beside_the_counts_is_what_is_attacked(
         (
             ("lg-fedavg", "--threat", "realistic"),
             "needs EXTRACTOR to read HeadState",
-            "Use --threat fedre-paper.",
+            "Use --target uploaded --attack head, or --threat fedre-paper.",
         ),
         (("fedmrl",), "through a projector that clients keep", "Use --attack span."),
-        (("fml", "--threat", "eavesdropper"), "needs HEAD", "Use --threat fedre-paper"),
+        (
+            ("fml", "--threat", "eavesdropper"),
+            "needs HEAD",
+            "Use --target uploaded --attack free-upstream, or --threat fedre-paper.",
+        ),
     ],
 )
 def test_membership_that_cannot_be_told(
@@ -255,6 +276,7 @@ def test_membership_that_cannot_be_told(
     assert said in done.err and f"\n{step}" in done.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["update", "uploaded"])
 def test_training_that_nobody_can_repeat(cli: Any, nowhere: Path, target: str) -> None:
     options = ["--protocol", "fedmrl", "--target", target, "--attack", "update-inversion"]
@@ -281,7 +303,7 @@ def test_threat_model_too_weak(cli: Any, nowhere: Path, threat: str) -> None:
     done = cli.attack("--threat", threat, "--attack", "pixel")
     assert done.code == 3 and list(nowhere.iterdir()) == []
     assert f"Attack 'pixel' needs EXTRACTOR; threat model '{threat}' grants " in done.err
-    assert "Use --threat fedre-paper." in done.err
+    assert "Use --attack disentangle, or --threat fedre-paper." in done.err
     assert cli.attack("--dry-run", "--threat", threat).code == 3
 
 
@@ -535,6 +557,8 @@ def test_a_mistyped_option_is_shown_the_nearest(cli: Any, words: list[str], text
 def test_a_protocol_in_the_wrong_place_is_shown_its_option(cli: Any, nowhere: Path) -> None:
     done = cli.attack("fedavg")
     assert done.code != 0 and done.err.endswith("\nfedre-attack --protocol fedavg\n")
+    done = cli.attack("attack")
+    assert done.code == 4 and done.err.startswith("'attack' is the command itself")
     done = cli.train("fedavg")
     assert done.code == 2 and "'fedavg' is a protocol: --protocol fedavg." in done.err
     assert list(nowhere.iterdir()) == []

@@ -1,15 +1,19 @@
 """The commands where all goes well: what they print, what they write, and doing it again."""
 
+import re
 import shlex
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 from safetensors.torch import load_file
 
+from fedre_privacy.attacks.base import attacks
+from fedre_privacy.cli.attack import _next
 from fedre_privacy.eval.measures import BETTER
 from fedre_privacy.runs import training as training
 
@@ -32,7 +36,7 @@ PLAIN = {
     "manifest.json",
     "drawn.json",
 }
-FIGURES = {"figure.png", "figure.pdf", "trace.png", "trace.pdf"}
+FIGURES = {f"{name}.{end}" for name in ("figure", "trace") for end in ("png", "pdf", "svg")}
 
 
 def listing(folder: Path) -> dict[str, int]:
@@ -63,15 +67,15 @@ def test_training_writes_what_is_documented(
     assert set(listing(folder)) == {
         *("config.yaml", "record.json", "metrics.csv", "log.txt", "uploads/index.json"),
         *("manifest.json", "drawn.json"),
-        *(f"clients.{end}" for end in ("png", "pdf", "csv")),
+        *(f"clients.{end}" for end in ("png", "pdf", "svg", "csv")),
         *(f"uploads/r000{r}.safetensors" for r in (1, 2, 3, 4)),
         *(f"models/r000{r}.safetensors" for r in (2, 3)),
         *(f"private/mixtures-r000{r}.safetensors" for r in (2, 3)),
         "private/split.safetensors",
-        *(f"accuracy.{end}" for end in ("png", "pdf", "csv")),
-        *(f"partition.{end}" for end in ("png", "pdf", "csv")),
-        *(f"clients.{end}" for end in ("png", "pdf", "csv")),
-        *(f"prototypes.{end}" for end in ("png", "pdf", "csv")),
+        *(f"accuracy.{end}" for end in ("png", "pdf", "svg", "csv")),
+        *(f"partition.{end}" for end in ("png", "pdf", "svg", "csv")),
+        *(f"clients.{end}" for end in ("png", "pdf", "svg", "csv")),
+        *(f"prototypes.{end}" for end in ("png", "pdf", "svg", "csv")),
     }
     assert not (folder / "checkpoints").exists()
     for path in folder.rglob("*.safetensors"):
@@ -266,6 +270,14 @@ def test_attacked_round_is_the_one_asked_for(
     assert "of round 3" in last.line("Target") and last.table != done.table
 
 
+def estimates(said: str) -> dict[str, str]:
+    """The table of a dry run: what each step takes."""
+    lines = [line for line in said.splitlines() if line.startswith("  ")]
+    cells = [re.split(r"\s{3,}", line.strip()) for line in lines]
+    assert cells[0] == ["step", "takes about"]
+    return {step: takes for step, takes in cells[1:]}
+
+
 @pytest.mark.slow
 def test_dry_run_writes_nothing(cli: Any, run: Path, fast: list[str], nowhere: Path) -> None:
     assert cli.attack(run, *fast).code == 0
@@ -275,7 +287,8 @@ def test_dry_run_writes_nothing(cli: Any, run: Path, fast: list[str], nowhere: P
     fresh = cli.attack(run, *fast, "--dry-run", "--set", "eval.seed=3", "--restart")
     assert fresh.code == 0, fresh.err
     assert listing(run) == before and list(nowhere.iterdir()) == []
-    assert "about" in done.line("Attack") and "iB" in done.line("Memory")
+    costs = estimates(done.out)
+    assert "attack: pixel on 12 rows" in costs and "iB" in costs["memory, of this dry run"]
     assert "COUNTERFACTUAL" not in done.line("Target")
 
 
@@ -285,13 +298,17 @@ def test_dry_run_of_everything_writes_nothing(cli: Any, tiny: list[str], nowhere
     done = cli.attack(*options, "--dry-run")
     assert done.code == 0, done.err
     assert list(nowhere.iterdir()) == []
-    assert "4 clients" in done.line("Train") and "about" in done.line("Train")
-    assert "120 images 1x16x16" in done.line("Data")
-    assert "about" in done.line("Attack") and "iB" in done.line("Memory")
+    assert "4 clients" in done.line("Train")
+    assert done.line("Data").startswith("digits: 120 images 1x16x16")
+    costs = estimates(done.out)
+    assert list(costs)[0] == "training" and list(costs)[1].startswith("attack: dip on ")
+    assert list(costs)[2:] == [
+        "in all", "on disk, the record of the training", "memory, of this dry run",
+    ]  # fmt: skip
     assert "COUNTERFACTUAL" in done.line("Target")
     trained = cli.train(*tiny, "--dry-run")
-    assert trained.code == 0 and "about" in trained.line("Train")
-    assert "Attack" not in trained.out and list(nowhere.iterdir()) == []
+    assert trained.code == 0 and "training" in estimates(trained.out)
+    assert "attack" not in trained.out.lower() and list(nowhere.iterdir()) == []
 
 
 def test_dry_run_estimates_what_is_asked_for(cli: Any, tiny: list[str], nowhere: Path) -> None:
@@ -311,3 +328,21 @@ def test_a_rehearsal_says_what_stands_in_for_recovered_prototypes(cli: Any, run:
     assert "recovered from the uploads; the true ones stand in" in done.line("Target")
     done = cli.attack(str(run), *asked, "--dry-run")
     assert done.line("Target").endswith("by disentangle"), done.err
+
+
+@pytest.mark.parametrize(
+    ("name", "leaks", "options"),
+    [
+        ("disentangle", True, "--target recovered-prototypes --threat strong"),
+        ("head", True, "--target recovered-prototypes --threat strong --set via.name=head"),
+        ("disentangle", False, "--target representations"),
+    ],
+)
+def test_recovered_prototypes_lead_to_their_images(name: str, leaks: bool, options: str) -> None:
+    observation = SimpleNamespace(uploads=(), threat=SimpleNamespace(name="strong"))
+    settings = SimpleNamespace(attack=attacks.get(name)())
+    trial = SimpleNamespace(
+        settings=settings, observation=observation, counterfactual=False, kind="uploaded"
+    )
+    result: Any = SimpleNamespace(leaks=leaks, trial=trial)
+    assert _next(result) == options

@@ -214,7 +214,7 @@ ATTACK: dict[str, tuple[str, Change]] = {
 
 WITHOUT_EFFECT = {
     "a round's models less",
-    "a row of metrics", "a figure", "a list of figures", "a page", "a file more",
+    "a row of metrics", "a figure", "a list of figures", "a picture", "a page", "a file more",
 }  # fmt: skip
 """What the attack does not read, or makes anew."""
 

@@ -149,6 +149,10 @@ class Upside(Psnr):
     higher_leaks = False
 
 
+class Wordless(Psnr):
+    """Nobody is told when to take it."""
+
+
 class Idle(Defense):
     """It does nothing."""
 
@@ -172,6 +176,7 @@ class Silent(Detector):
         (check_protocol, Looking, "training_only = True"),
         (check_scheme, Untrue, "declares exact = True"),
         (check_metric, Upside, "nearer pictures do not"),
+        (check_metric, Wordless, "does not say when to take it"),
         (check_defense, Idle, "It does nothing"),
         (check_detector, Silent, "It says 'suspicious'"),
     ],
@@ -194,7 +199,8 @@ def test_an_overridden_aggregation_needs_single_uploads_until_it_says_otherwise(
 def test_a_shell_prints_a_line_for_each_check(tmp_path):
     (tmp_path / "my_metric.py").write_text(
         "from fedre_privacy.eval.metrics.psnr import Psnr\n"
-        "class Upside(Psnr):\n    'Lower leaks more.'\n    higher_leaks = False\n"
+        "class Upside(Psnr):\n    'Lower leaks more.'\n"
+        "    when_to_use, higher_leaks = 'never', False\n"
     )
 
     def shell(*parts: str) -> subprocess.CompletedProcess[str]:
@@ -207,7 +213,7 @@ def test_a_shell_prints_a_line_for_each_check(tmp_path):
     assert broken.returncode == 1, broken.stderr
     (line,) = [one for one in broken.stdout.splitlines() if one.startswith("BROKEN")]
     assert line.startswith("BROKEN    metric my_metric:Upside: nearer pictures leak more: ")
-    assert broken.stdout.splitlines()[-1] == "8 checks, 1 broken"
+    assert broken.stdout.splitlines()[-1] == "10 checks, 1 broken"
     absent = shell("metric:psnrr")
     assert absent.returncode == 2 and "psnr" in absent.stderr
     assert shell("metrics:psnr").returncode == 2

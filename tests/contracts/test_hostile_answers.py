@@ -29,6 +29,8 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "labels": ("fedgh", {"attack": "labels", "target": "labels"}),
     "membership": ("fedgh", {"attack": "membership", "target": "membership"}),
     "source": ("fedgh", {"attack": "membership", "target": "source"}),
+    "retrieval": ("fedgh", {"attack": "nearest-candidate", "target": "retrieval"}),
+    "representations": ("fedpft", {"attack": "unpool", "target": "representations"}),
     "property": ("fedgh", {"attack": "property", "target": "property", "threat": "public-init"}),
 }
 EVAL = {

@@ -13,13 +13,19 @@ import pytest
 
 from fedre_privacy.core.errors import InUseError, StorageError
 from fedre_privacy.core.files import write_text
+from fedre_privacy.core.host import HOST
 from fedre_privacy.core.lock import (
+    LEASE,
+    LEASE_SECONDS,
     LOCK,
     STALE_SECONDS,
     is_held,
+    is_leased,
+    lease_folder,
     lock_folder,
     refuse_if_held,
     remove_left,
+    remove_left_lease,
     remove_stale,
     remove_temporaries,
 )
@@ -153,3 +159,111 @@ def test_what_a_kill_at_the_very_end_left_goes(tmp_path):
     write_text(tmp_path / "record.json", "{}")
     remove_left(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
+
+
+def test_files_of_other_machines_are_left_to_them(tmp_path):
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    ours, theirs = f".{dead.pid}.{HOST}.a.json", f".{dead.pid}.{'0' * 8}.a.json"
+    long_ago = time.time() - 2 * STALE_SECONDS
+    for name in (ours, theirs):
+        (tmp_path / name).write_text("x")
+        os.utime(tmp_path / name, (long_ago, long_ago))
+    remove_stale(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [theirs]
+
+
+LEASED = """
+import sys, time
+from pathlib import Path
+from fedre_privacy.core import lock
+name, seconds = sys.argv[2], float(sys.argv[3])
+if name:  # as if this process were on another machine
+    for module in list(sys.modules.values()):
+        if module.__name__.startswith("filelock") and hasattr(module, "host_name"):
+            module.host_name = lambda: name
+lock.LEASE_SECONDS = seconds
+with lock.lease_folder(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def lease(tmp_path: Path):
+    """Start a process that holds a lease: on which machine, and its seconds."""
+    started = []
+
+    def start(machine: str = "", seconds: float = LEASE_SECONDS):
+        words = [str(tmp_path / "job"), machine, str(seconds)]
+        process = subprocess.Popen(
+            [sys.executable, "-c", LEASED, *words], stdout=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_the_lease_of_a_killed_process_of_this_machine_is_taken_at_once(lease, tmp_path):
+    process = lease()
+    assert is_leased(tmp_path / "job")
+    remove_left_lease(tmp_path / "job")
+    assert (tmp_path / "job" / LEASE).exists()
+    process.kill()
+    process.wait()
+    assert not is_leased(tmp_path / "job")
+    with lease_folder(tmp_path / "job"):
+        assert is_leased(tmp_path / "job")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_the_lease_of_another_machine_is_taken_when_nobody_touches_it(lease, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedre_privacy.core.lock.LEASE_SECONDS", 1.5)
+    process = lease("node-b", 1.5)
+    taken = threading.Event()
+
+    def take() -> None:
+        with lease_folder(tmp_path / "job"):
+            taken.set()
+
+    waiting = threading.Thread(target=take)
+    waiting.start()
+    assert not taken.wait(3.0)  # it lives, and touches its lease
+    process.kill()
+    process.wait()
+    killed = time.monotonic()
+    assert taken.wait(20) and time.monotonic() - killed > 1.0
+    waiting.join()
+
+
+def test_who_lost_a_lease_is_told(lease, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedre_privacy.core.lock.LEASE_SECONDS", 1.0)
+    lost = threading.Event()
+    with lease_folder(tmp_path / "job", lost.set):
+        (tmp_path / "job" / LEASE).unlink()
+        assert lost.wait(10)
+
+
+@pytest.mark.slow
+def test_many_processes_never_hold_a_lease_together(tmp_path):
+    count = """
+import sys
+from pathlib import Path
+from fedre_privacy.core.lock import lease_folder
+place = Path(sys.argv[1])
+for _ in range(20):
+    with lease_folder(place / "turn"):
+        number = int((place / "n").read_text())
+        (place / "n").write_text(str(number + 1))
+"""
+    (tmp_path / "n").write_text("0")
+    command = [sys.executable, "-c", count, str(tmp_path)]
+    several = [subprocess.Popen(command) for _ in range(3)]
+    assert [process.wait() for process in several] == [0, 0, 0]
+    assert (tmp_path / "n").read_text() == "60" and not (tmp_path / "turn").exists()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import time
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import torch
 
 from fedre_privacy.core.rng import derive, seeded_generators, stream
@@ -88,3 +90,12 @@ def test_threads_have_the_global_generators_one_after_another():
         together = list(crew.map(drawn, range(6)))
     assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_block_draws_what_manual_seed_would_give_it_and_takes_no_stack_trace(monkeypatch):
+    torch.manual_seed(derive(1, "model", client=2))
+    expected = torch.rand(3)
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(traceback, "format_stack", lambda: pytest.fail("a trace was taken"))
+    with seeded_generators(1, "model", client=2):
+        assert torch.equal(torch.rand(3), expected)

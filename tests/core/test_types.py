@@ -12,8 +12,10 @@ from torch import Tensor
 
 from fedre_privacy.core.artifact_schema import Content
 from fedre_privacy.core.artifacts import (
+    AdapterState,
     Artifact,
     ClassLogits,
+    ClassStatistics,
     Counts,
     EntangledRep,
     GeneratorState,
@@ -41,6 +43,7 @@ EXAMPLES: list[Artifact] = [
     EntangledRep(torch.randn(5), torch.tensor([0.25, 0.0, 0.75])),
     HeadState(PARAMS),
     ModelState({"a.weight": torch.ones(2, 2), "a.bias": torch.ones(2, dtype=torch.float64)}),
+    AdapterState(PARAMS),
     SmallModelState(PARAMS),
     GradientState(PARAMS),
     LowRankModel({"w.U": torch.ones(3, 1), "w.s": torch.ones(1), "w.V": torch.ones(1, 4)}),
@@ -48,6 +51,9 @@ EXAMPLES: list[Artifact] = [
     ModelChange(PARAMS),
     GeneratorState(PARAMS),
     MatrixBlocks(torch.randn(2, 3, 3)),
+    ClassStatistics(
+        torch.ones(2, 3), torch.tensor([4, 1]), torch.tensor([0, 2]), {"diagonal": torch.ones(2, 3)}
+    ),
     ClassLogits(torch.randn(2, 4), torch.tensor([0, 3])),
     RepStatistic(torch.randn(5)),
     Counts(torch.tensor([7])),

@@ -364,7 +364,8 @@ def test_maps_learn_from_defended_representations(defence, margin, digits, sendi
 
 NEEDED = {
     "gaussian": {"clip": 1.0, "noise": 1.0}, "laplace": {"clip": 1.0},
-    "dp-sgd": {"clip": 1.0, "noise": 1.0},
+    "statistics-noise": {"clip": 1.0, "noise": 1.0},
+    "dp-sgd": {"clip": 1.0, "noise": 1.0}, "dp-mf": {"clip": 1.0, "noise": 1.0},
 }  # fmt: skip
 
 

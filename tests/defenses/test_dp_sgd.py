@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from fedre_privacy.core.artifacts import EntangledRep
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.defenses.base import defenses
-from fedre_privacy.defenses.dp_sgd import obstacle, per_sample_gradients
+from fedre_privacy.defenses.private_steps import obstacle, per_sample_gradients
 from fedre_privacy.models.families import ModelSettings, build_model
 from fedre_privacy.protocols.blocks.state import Samples
 

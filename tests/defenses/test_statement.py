@@ -6,7 +6,15 @@ import math
 
 import pytest
 
-from fedre_privacy.core.artifacts import Counts, LowRankChange, ModelState, Prototypes, RepStatistic
+from fedre_privacy.core.artifacts import (
+    ClassLogits,
+    ClassStatistics,
+    Counts,
+    LowRankChange,
+    ModelState,
+    Prototypes,
+    RepStatistic,
+)
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.defenses.accounting import epsilon_of
 from fedre_privacy.defenses.base import Defense, Release, defenses
@@ -134,6 +142,10 @@ def test_the_record_is_plain_and_gives_the_noise_away(facts):
         ([make("prune")], {}, "acts on HeadState"),
         ([make("clip", where="representation")], FEDAVG, "nothing to shorten"),
         ([make("label-smoothing")], FEDAVG, "acts on EntangledRep"),
+        ([make("nopeek")], FEDAVG, "acts on Representations, Prototypes, EntangledRep"),
+        ([make("cem")], {"protocol": "fd", "kinds": (ClassLogits,)}, "sends ClassLogits"),
+        ([make("mixup")], {"protocol": "fedkd", "kinds": (LowRankChange,)}, "sends LowRank"),
+        ([make("nopeek"), DP], {}, "which 'dp-sgd' replaces"),
     ],
 )
 def test_what_does_not_fit_is_refused(given, changes, says, facts):
@@ -207,3 +219,13 @@ def test_without_a_guarantee_there_is_no_bound_and_a_weak_one_is_called_so(facts
         assert state(given, facts()).bound().startswith("no bound: nothing is guaranteed")
     weak = state([make("gaussian", clip=1.0, noise=0.05)], facts())
     assert weak.bound() == "no bound: the guarantee for one client is too weak for one"
+
+
+def test_what_leaves_rows_out_comes_after_noise_for_one_record(facts):
+    """Before it one record would move what is left by more than the noise is for."""
+    pooled = facts(protocol="fedcgs", kinds=(ClassStatistics,), trains=False)
+    count = make("minimum-count", count=5)
+    noise = make("statistics-noise", clip=1.0, noise=1.0, delta=1e-3)
+    problems = check_all([count, noise], pooled)
+    assert any("must come before minimum-count" in one for one in problems), problems
+    assert check_all([noise, count], pooled) == []

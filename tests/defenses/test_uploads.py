@@ -23,6 +23,8 @@ SETTINGS = {
     "gaussian": {"clip": 1.0, "noise": 0.5},
     "laplace": {"clip": 1.0, "epsilon": 2.0},
     "dp-sgd": {"clip": 1.0, "noise": 1.0},
+    "dp-mf": {"clip": 1.0, "noise": 1.0},
+    "statistics-noise": {"clip": 1.0, "noise": 1.0},
 }
 NAMES = defenses.names()
 

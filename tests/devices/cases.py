@@ -24,7 +24,7 @@ from torch import Tensor
 from fedre_privacy.attacks.base import attacks
 from fedre_privacy.core.config import merge
 from fedre_privacy.core.files import read_tensors
-from fedre_privacy.defenses import dp_sgd
+from fedre_privacy.defenses import private_steps
 from fedre_privacy.experiments.attack import attack
 from fedre_privacy.protocols.base import protocols
 from fedre_privacy.runs.resolution import resolve_attack, resolve_training
@@ -35,7 +35,7 @@ if len(sys.argv) > 3:
     DEVICE, NOISE = torch.device(sys.argv[3]), "1e-6"  # a GPU draws noise of its own
 else:
     DEVICE, NOISE = stand_in.install(), "1"
-    dp_sgd._on = lambda device, rng: rng  # the stand-in has no generators of its own
+    private_steps._on = lambda device, rng: rng  # the stand-in has no generators of its own
 
 TINY: dict[str, Any] = {
     "data": {"name": "digits", "size": 16, "per_class": 12},
@@ -47,7 +47,6 @@ TINY: dict[str, Any] = {
 TRAININGS: dict[str, dict[str, Any]] = {
     **{name: {"protocol": {"name": name}} for name in protocols.names()},
     "fedmrl": {"protocol": {"name": "fedmrl", "small": {"dim": 16}}},
-    "clients together": {"protocol": {"name": "fedre"}, "train": {"together": "always"}},
     "several architectures": {"model": {"name": "resnet8,resnet4,cnn-1"}},
     "private training": {
         "protocol": {"name": "fedgh"},

@@ -1,10 +1,13 @@
 """Figures: chosen rows, what is drawn, and files that are whole or absent."""
 
+import colorsys
+import re
 import warnings
 
 import pandas as pd
 import pytest
 import torch
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
@@ -26,6 +29,8 @@ from fedre_privacy.eval.report.matrix import Cell, matrix
 from fedre_privacy.eval.report.measures import measure_chart
 from fedre_privacy.eval.report.prototype_map import prototype_map
 from fedre_privacy.eval.report.rounds import RoundPoint, leakage_by_rounds
+from fedre_privacy.eval.report.scheme import dark_colour, scheme_svg
+from fedre_privacy.eval.report.style import CYCLE
 from fedre_privacy.reproduction.boundary import ClientView, decision_boundaries
 
 
@@ -289,15 +294,46 @@ def test_partition_picture_counts_single_images():
 def test_files_are_whole_and_reproducible(tmp_path, metrics_frame):
     stem = tmp_path / "deep" / "figure.v1"
     written = save_figure(training_curves(metrics_frame), stem, data=metrics_frame, dpi=60)
-    names = ["figure.v1.png", "figure.v1.pdf", "figure.v1.csv"]
+    names = ["figure.v1.png", "figure.v1.pdf", "figure.v1.svg", "figure.v1.csv"]
     assert [path.name for path in written] == names
     assert sorted(path.name for path in stem.parent.iterdir()) == sorted(names)
     first = [path.read_bytes() for path in written]
     assert first[0].startswith(b"\x89PNG") and first[0].rstrip().endswith(b"IEND\xaeB`\x82")
     assert first[1].startswith(b"%PDF") and first[1].rstrip().endswith(b"%%EOF")
-    assert len(pd.read_csv(written[2])) == len(metrics_frame)
+    assert len(pd.read_csv(written[3])) == len(metrics_frame)
     save_figure(training_curves(metrics_frame), stem, data=metrics_frame, dpi=60)
     assert [path.read_bytes() for path in written] == first
+
+
+def test_a_dark_colour_keeps_its_hue_and_stands_out_as_much():
+    assert dark_colour("#ffffff") == "#161616" and dark_colour("#000000") == "#e9e9e9"
+    for colour in CYCLE[:-1]:
+        dark = dark_colour(colour)
+        apart = abs(colorsys.rgb_to_hls(*to_rgb(colour))[0] - colorsys.rgb_to_hls(*to_rgb(dark))[0])
+        assert min(apart, 1 - apart) < 0.1, colour
+        on_white, on_dark = contrast(colour, "#ffffff"), contrast(dark, "#161616")
+        assert on_dark >= min(on_white, 4.0), colour
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast of two colours, as WCAG 2.1 defines it."""
+    levels = []
+    for colour in (one, other):
+        parts = [
+            c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)
+        ]
+        levels.append(0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2] + 0.05)
+    return max(levels) / min(levels)
+
+
+def test_the_svg_of_a_figure_has_both_schemes_and_marks_what_is_a_picture(metrics_frame):
+    curves = scheme_svg(training_curves(metrics_frame), 60)
+    assert "prefers-color-scheme:dark" in curves and "fill: #" not in curves
+    assert "<script" not in curves and "http://www.w3.org/1999/xlink" in curves
+    white = torch.ones(2, 1, 4, 4)
+    sheet = scheme_svg(image_sheet({"a": white, "b": white}, ["x", "y"], title="t"), 60)
+    marks = re.findall(r'<g id="(photo-[0-9]+)">', sheet)
+    assert len(marks) == len(set(marks)) == 4
 
 
 def test_a_failed_save_leaves_nothing_behind(tmp_path, metrics_frame, monkeypatch):
@@ -347,3 +383,24 @@ def test_of_many_points_those_that_nothing_beats_have_names(monkeypatch):
         assert {text.get_text() for text in axes.texts} == {"p4", "p5", "p6"}
     said = " ".join(text.get_text().replace("\n", " ") for text in drawn.texts)
     assert "Two seeds. Named are 3 of the 6 points" in said
+
+
+def test_the_front_of_accuracy_and_leakage_is_marked_whatever_is_sent():
+    from fedre_privacy.eval.report import frontier as module
+
+    def point(label, accuracy, over, scalars):
+        return module.Point(label, accuracy, None, scalars, over, None, "linear", 1)
+
+    points = [
+        point("none", 0.8, 4.0, 10.0),
+        point("strong", 0.3, -2.0, 10.0),
+        point("worse and below the floor too", 0.2, -5.0, 10.0),
+        point("beaten", 0.5, 3.0, 1.0),  # on the Pareto set of all three: it sends least
+        point("good", 0.6, 1.0, 10.0),
+        point("unknown", 0.9, None, 10.0),
+    ]
+    assert [p.label for p in module.front(points)] == ["strong", "good", "none"]
+    drawn = module.frontier(points)
+    (line,) = [one for one in drawn.axes[1].lines if one.get_label() == module.FRONT]
+    assert list(line.get_xdata()) == [-2.0, 1.0, 4.0, 4.0]
+    assert list(line.get_ydata()) == [0.3, 0.6, 0.8, 0.8]

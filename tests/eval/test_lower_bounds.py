@@ -14,6 +14,7 @@ from fedre_privacy.eval.lower_bounds import (
     epsilon_box,
     epsilon_one_run,
     mu_of_accuracy,
+    mu_of_scores,
     one_run_p,
     refutes_curve,
     share_interval,
@@ -210,3 +211,18 @@ def test_clopper_pearson():
 def test_bad_counts_are_refused(ask, said):
     with pytest.raises(ConfigError, match=said):
         ask()
+
+
+def test_errors_of_blind_guesses_show_nothing():
+    assert epsilon_box(Errors(5, 5, 5, 5), 1e-5) == 0.0
+
+
+def test_normal_scores_bound_mu_as_rarely_from_above_as_stated():
+    rng = np.random.default_rng(5)
+    for trials, effect in ((10, 0.8), (100, 0.3)):
+        drawn = rng.normal(effect, 1.0, (2000, trials))
+        found = np.array([mu_of_scores(one) for one in drawn])
+        assert 0.035 < (found > 2 * effect).mean() < 0.065
+        assert np.median(found) > 0.5 * effect
+    assert mu_of_scores([-1.0, -1.1, -0.9]) == 0.0
+    assert mu_of_scores([1.0, 1.0, 1.0]) == mu_of_accuracy(3, 3)

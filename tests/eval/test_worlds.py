@@ -2,16 +2,20 @@
 
 import math
 
+import numpy as np
 import pytest
+import scipy
 import torch
 
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.rng import stream
 from fedre_privacy.eval.shadow_scores import (
+    DISCOVERIES,
     blind_scores,
     chance,
     check_rates,
     evaluate_shadow_membership,
+    fewest_exposed,
     most_of_mu,
     record_risk,
 )
@@ -108,6 +112,17 @@ def test_an_exposed_record_is_named_and_the_others_are_not():
     assert first.interval[0] > 0.8
     assert sum(one.exposed for one in rest) <= 1
     assert len(rest) == 99
+
+
+@pytest.mark.parametrize(("count", "records", "attacks"), [(4, 20, 1), (6, 20, 2), (9, 20, 2)])
+def test_so_many_records_told_in_every_world_are_named_and_one_less_is_not(count, records, attacks):
+    fewest = fewest_exposed(count, records, attacks)
+    for told in {fewest, max(fewest - 1, 0)}:
+        p = np.full(records, 1.0)
+        p[:told] = attacks * 0.5**count
+        named = (scipy.stats.false_discovery_control(p) <= DISCOVERIES).sum()
+        assert named == (told if told == fewest else 0)
+    assert fewest_exposed(4, 240, 2) > 240  # none can be
 
 
 def test_a_record_is_named_by_the_attack_that_tells_it_and_the_choice_is_paid_for():

@@ -260,7 +260,9 @@ class Killer(threading.Thread):
     def run(self) -> None:
         seen: set[int] = set()
         while self.victims:
-            for place in Path(tempfile.gettempdir()).glob(f"fedre-job-*/benchmark/jobs/{self.job}"):
+            for place in Path(tempfile.gettempdir()).glob(
+                f"fedre-job-*/benchmark/jobs/{self.job}.yaml"
+            ):
                 room = place.parents[2]
                 for path in Path("/proc").glob("[0-9]*"):
                     try:

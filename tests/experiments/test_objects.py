@@ -43,7 +43,8 @@ from fedre_privacy.runs.resolution import require_resolved, resolve_attack, reso
 from fedre_privacy.threats.base import threats
 
 NEEDING = {"gaussian": {"clip": 1, "noise": 1}, "laplace": {"clip": 1, "epsilon": 9},
-           "dp-sgd": {"clip": 1, "noise": 1}}  # fmt: skip
+           "dp-sgd": {"clip": 1, "noise": 1}, "dp-mf": {"clip": 1, "noise": 1},
+           "statistics-noise": {"clip": 1, "noise": 1}}  # fmt: skip
 
 
 def training(**asked):

@@ -178,7 +178,7 @@ def test_models_are_asked_by_alignment(tiny, tmp_path, protocol, threat):
     result = attack(run, settings)
     found = result.card.get("source")
     assert found.n >= 6 and result.card.diverged == 0 and found.floor_name.startswith("a guess")
-    assert (result.folder / "figure.png").is_file() and {"right", "holders"} <= set(result.frame())
+    assert result.figure().axes and {"right", "holders"} <= set(result.frame())
     again = attack(run, settings)
     assert again.table() == result.table() and again.folder == result.folder
 

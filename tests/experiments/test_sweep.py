@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -18,13 +19,14 @@ import yaml
 from fedre_privacy.api.workflows import PAGE
 from fedre_privacy.benchmarking import benchmark as benchmarking
 from fedre_privacy.benchmarking import executors as processes
+from fedre_privacy.benchmarking import sweep
 from fedre_privacy.benchmarking.benchmark import BenchmarkResult
 from fedre_privacy.benchmarking.jobs import Place
 from fedre_privacy.benchmarking.panels import SILENT
 from fedre_privacy.benchmarking.results import frame, over_seeds
 from fedre_privacy.benchmarking.suite import default_suite, named_suite
 from fedre_privacy.benchmarking.sweep import run_job
-from fedre_privacy.benchmarking.variants import plan_jobs, read_sweep
+from fedre_privacy.benchmarking.variants import plan_jobs, read_sweep, without_repeats
 from fedre_privacy.cli import benchmark as command
 from fedre_privacy.core.errors import ConfigError, DamagedInputError
 from fedre_privacy.core.registry import allow_module_paths
@@ -77,6 +79,14 @@ def test_a_plan_resolves_every_job_and_refuses_all_problems_at_once():
     assert "fedxx: Unknown protocol" in said and "odd: 'train.clients' is 0" in said
     with pytest.raises(ConfigError, match="same training as"):
         plan_jobs(wanted(schemes=["rap"], protocols=["fedre"]))
+
+
+def test_fedre_beside_its_own_schemes_is_named_once():
+    both = {"protocols": ["fedre", "fedgh"], "schemes": ["rap", "vap"]}
+    assert without_repeats(both, {})["protocols"] == ["fedgh"]
+    assert without_repeats({**both, "schemes": ["vap"]}, {})["protocols"] == ["fedre", "fedgh"]
+    assert without_repeats(both, {"protocol": {"name": "fedre"}}) == both
+    assert without_repeats({"protocols": ["fedre"]}, {}) == {"protocols": ["fedre"]}
 
 
 def test_keys_and_emptiness_are_refused():
@@ -172,6 +182,33 @@ def test_an_attack_that_refuses_leaves_the_others(tmp_path):
     assert set(frame([result])["attack"]) == {"labels"} and labels["measures"]
 
 
+def test_a_page_is_written_while_the_next_attack_runs(tmp_path, monkeypatch):
+    """A page that waits for the next attack to begin would wait in vain if it came before it."""
+    calls, second = [], threading.Event()
+    attack = sweep.attack
+
+    def counted(*given, **how):
+        calls.append(1)
+        if len(calls) == 2:
+            second.set()
+        return attack(*given, **how)
+
+    def page(result):
+        if not second.wait(60):
+            raise RuntimeError("no second attack")
+        if result.trial.settings.evaluation.seed == 1:
+            raise RuntimeError("no room for a page")
+
+    monkeypatch.setattr(sweep, "attack", counted)
+    labels = {"attack": {"name": "labels"}, "target": "labels", "threat": "realistic"}
+    for seed, status in ((2, "complete"), (1, "failed")):
+        asked = wanted(schemes=["rap"], attacks=[labels, {**labels, "eval": {"seed": seed}}])
+        (job,) = plan_jobs(asked)
+        result = run_job(job, Place(tmp_path, tmp_path / "runs"), torch.device("cpu"), page)
+        assert result["status"] == status, result.get("traceback")
+    assert "no room for a page" in result["failure"]
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """Two variants, one of which fails in its own process; the other has two seeds."""
@@ -239,10 +276,12 @@ def test_a_killed_sweep_goes_on_to_the_same_result(finished, tmp_path):
     record.write_text(json.dumps({**broken, "status": "partial"}))
     again = benchmark(asked, folder=folder / "out", runs=folder / "runs")
     after = place.read(job)
-    assert {k: v for k, v in after.items() if k != "wall_s"} == {
-        k: v for k, v in before.items() if k != "wall_s"
+    times = {"wall_s", "round_s"}
+    assert {k: v for k, v in after.items() if k not in times} == {
+        k: v for k, v in before.items() if k not in times
     }
-    pd.testing.assert_frame_equal(again.rows, made.rows)
+    rows, others = (found.rows.drop(columns="round_s") for found in (again, made))
+    pd.testing.assert_frame_equal(rows, others)
 
 
 LONG = """

@@ -45,7 +45,7 @@ def played(tiny, tmp_path_factory):
 def test_members_are_told_well_above_the_floor_that_sees_no_upload(played):
     done = MembershipResult(played)
     floor = done.floors[BLIND]
-    for name in ("loss", "lira", "rmia", "own-list-alignment"):
+    for name in ("loss", "lira", "rmia", "stacked", "own-list-alignment"):
         assert done.scores[name].auc_interval[0] > floor.auc + 0.05, name
     assert done.scores["alignment"].auc > floor.auc
     assert done.scores["span"].auc_interval[0] > floor.auc + 0.2
@@ -68,7 +68,7 @@ def test_with_the_coins_of_other_worlds_everything_is_at_chance(played):
 @pytest.mark.slow
 def test_a_view_holds_no_coin_of_its_world_and_no_seed(played):
     assert [field.name for field in dataclasses.fields(ShadowSignals)] == [
-        "sent", "before", "shadows", "coins", "clients", "labels",
+        "sent", "before", "shadows", "coins", "clients", "labels", "scores", "shadow_scores",
     ]  # fmt: skip
     kept = [
         {"sent": torch.randn(2, 3, 8).double(), "before": torch.randn(2, 8).double()}
@@ -111,7 +111,8 @@ def test_the_result_says_what_was_played_and_writes_it(played):
     done = MembershipResult(played)
     done.write()
     table = {row["attack"]: row for row in done.table()}
-    assert table["no attack can exceed (claim)"]["knows"] == "no defence claims anything"
+    assert "no attack can exceed (claim)" not in table
+    assert "no defence claims anything" in done.lines()["Claim"]
     assert "AUDITOR" in table["own-list-alignment"]["knows"]
     assert "needs 1,000" in table["lira"]["TPR at 0.1 % FPR"]
     assert done.primary == max(done.plain, key=lambda name: done.scores[name].auc)
@@ -159,11 +160,20 @@ def test_what_cannot_be_shown_is_refused_before_a_world_is_trained(
         plan_shadow_federations(even(tiny, protocol), **options)
 
 
+@pytest.mark.parametrize(("worlds", "chosen"), [(3, []), (4, ["stacked"])])
+def test_scores_of_vectors_are_stacked_where_worlds_are_enough(tiny, worlds, chosen):
+    assert list(plan_shadow_federations(even(tiny, "fedgh"), worlds=worlds).chosen) == chosen
+    if not chosen:
+        with pytest.raises(ConfigError, match="stacked needs 3"):
+            plan_shadow_federations(even(tiny, "fedgh"), worlds=worlds, chosen=["stacked"])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("protocol", "attack", "least"),
     [
         ("fedproto", "membership", 0.70),
+        ("fedproto", "stacked", 0.70),
         ("fedre", "membership", 0.60),
         ("fedsgd", "own-list-alignment", 0.55),
         ("lg-fedavg", "alignment", 0.52),

@@ -11,6 +11,7 @@ import torch
 
 from fedre_privacy.core import threads as cores
 from fedre_privacy.core.errors import DivergedError
+from fedre_privacy.core.registry import allow_module_paths
 from fedre_privacy.federation import forked_clients as copies
 from fedre_privacy.federation import loop
 from fedre_privacy.protocols.base import protocols
@@ -102,6 +103,14 @@ def test_nor_for_any_protocol(tmp_path, name):
 def test_nor_under_private_training(tmp_path):
     chosen = {"defense": PRIVATE, "train": {"clients": 3, "rounds": 2, "batch_size": 8}}
     assert trained(tmp_path, 2, "fedavg", **chosen) == trained(tmp_path, 1, "fedavg", **chosen)
+
+
+@pytest.mark.slow
+def test_nor_under_learnt_defences(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "defenses")
+    allow_module_paths("planted:Rival", "planted:Gate")
+    chosen = {"protocol": "fedgh", "defense": ["planted:Rival", "planted:Gate:noise=0.1"]}
+    assert trained(tmp_path, 2, **chosen) == trained(tmp_path, 1, **chosen)
 
 
 def test_a_client_that_diverges_is_named_as_ever(tmp_path):

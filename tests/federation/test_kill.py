@@ -92,7 +92,7 @@ def killed(arguments, tmp_path_factory):
 DRAWN = {
     f"{name}.{ending}"
     for name in ("accuracy", "clients", "partition", "prototypes")
-    for ending in ("png", "pdf", "csv")
+    for ending in ("png", "pdf", "svg", "csv")
 } - {"clients.csv"}
 
 

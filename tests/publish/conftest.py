@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,10 @@ from matplotlib.figure import Figure
 
 import fedre_privacy as fp
 from fedre_privacy.api import AttackResult, Run
-from fedre_privacy.experiments import attack as pipeline
 from fedre_privacy.publish.format import Claim, Verification, content_hash
 from fedre_privacy.publish.names import SCORES, TOLERANCE
 from fedre_privacy.publish.repetition import plan, verify_claim
+from fedre_privacy.reports import attack as pages
 
 TINY = {"data.size": 16, "data.per_class": 12}
 
@@ -38,16 +39,25 @@ class Published:
         return found
 
 
-@pytest.fixture(scope="session", autouse=True)
+@contextmanager
 def no_figures() -> Iterator[None]:
     """Empty files in place of figures, to save time."""
 
-    def touch(figure: Figure, path: Path) -> None:
-        for ending in (".png", ".pdf"):
-            path.with_suffix(ending).touch()
+    def touch(figure: Figure, path: Path) -> list[Path]:
+        made = [path.with_suffix(ending) for ending in (".png", ".pdf", ".svg")]
+        for one in made:
+            one.touch()
+        return made
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "save_figure", touch)
+        patch.setattr(pages, "save_figure", touch)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def empty_figures() -> Iterator[None]:
+    """No figures in these tests, and in no other."""
+    with no_figures():
         yield
 
 
@@ -56,10 +66,11 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
     """An inversion of prototypes that takes no time."""
     folder = tmp_path_factory.mktemp("publish")
     run = fp.train("fedgh", clients=4, rounds=2, set=TINY, runs=folder / "runs", device="cpu")
-    result = fp.attack(
-        run, "pixel", targets=6, set={"attack.steps": 2, "eval.ceiling": 0}, device="cpu",
-        isolation="same-process",
-    )  # fmt: skip
+    with no_figures():
+        result = fp.attack(
+            run, "pixel", targets=6, set={"attack.steps": 2, "eval.ceiling": 0}, device="cpu",
+            isolation="same-process",
+        )  # fmt: skip
     (path,) = fp.claim(result.folder, folder / "claim.json", by="Ada")
     return Published(run, result, path)
 

@@ -196,8 +196,10 @@ def test_a_folder_without_a_claim_is_refused(tmp_path):
         collect(tmp_path)
 
 
-def test_the_command_says_what_it_shows(folder, capsys):
-    assert benchmark.main(["leaderboard", str(folder), "--out", str(folder / "x.html")]) == 0
+def test_the_command_says_what_it_shows(folder, capsys, opened):
+    page = ["--out", str(folder / "x.html"), "--open"]
+    assert benchmark.main(["leaderboard", str(folder), *page]) == 0
+    assert opened == [(folder / "x.html").resolve()]
     said = capsys.readouterr().out
     assert "4 in 2 tables: 1 repeated, 1 did not repeat, 2 not repeated yet" in said
     assert (folder / "x.html").is_file()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
@@ -95,7 +96,7 @@ def read() -> Callable[[str], Reader]:
             if link.startswith("#"):
                 assert link[1:] in reader.ids
         assert set(reader.named) <= set(reader.ids)
-        assert all(source.startswith("data:image/png;base64,") for source in reader.sources)
+        assert all(re.match(r"data:image/(png|svg\+xml);base64,", one) for one in reader.sources)
         assert all(image["alt"] for image in reader.images)
         for outside in ("http:", "https:", "@import", "url(", "fetch(", "XMLHttp"):
             assert outside not in reader.texts.get("style", "") + reader.texts.get("script", "")

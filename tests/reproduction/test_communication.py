@@ -20,7 +20,7 @@ from fedre_privacy.cli.output import table_lines
 from fedre_privacy.core.errors import DamagedInputError, MissingInputError
 from fedre_privacy.federation.ledger import Traffic, measure
 from fedre_privacy.federation.recorder import read_messages
-from fedre_privacy.models.families import count_parameters
+from fedre_privacy.models.parameter_counts import count_parameters
 from fedre_privacy.protocols.base import protocols
 from fedre_privacy.protocols.blocks.traffic import Count, Sizes
 from fedre_privacy.protocols.fedgen import FedGen

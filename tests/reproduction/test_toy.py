@@ -163,7 +163,7 @@ def test_means_stand_beside_the_published(result):
 def test_files(result, tmp_path):
     written = toy.write_toy(result, tmp_path)
     assert {path.name for path in written} == {
-        "toy.png", "toy.pdf", "toy.csv", "toy-runs.csv", "toy-differences.csv",
+        "toy.png", "toy.pdf", "toy.svg", "toy.csv", "toy-runs.csv", "toy-differences.csv",
     }  # fmt: skip
     assert all(path.stat().st_size > 0 for path in written)
     assert len(pd.read_csv(tmp_path / "toy-runs.csv")) == 2 * 5

@@ -15,13 +15,20 @@ from fedre_privacy.core.channels import (
     PLACES,
     Channel,
     ClippingStep,
+    CorrelatedSteps,
+    LearntChange,
+    LeastCount,
     Masking,
     Noise,
     NoisySteps,
+    NoisySums,
+    RandomChange,
     RandomRounding,
     Rounding,
+    Shrinkage,
     Smoothing,
     SummingStep,
+    TrainingTerm,
     UnknownNoise,
 )
 from fedre_privacy.core.config import plain
@@ -52,8 +59,10 @@ EVERY_STEP = Channel(
         RandomRounding(4),
     ),
     updates=(Noise(0.1, per_number=True), Masking()),
+    statistics=(NoisySums(2.0, 1.0, 0.5), Shrinkage(0.5, "diagonal"), LeastCount(3)),
     encoding=(Smoothing(0.1), Rounding(6)),
-    training=(NoisySteps(1.0, 0.5),),
+    training=(NoisySteps(1.0, 0.5), CorrelatedSteps(1.0, 0.5, (1.0, 0.5)), TrainingTerm()),
+    extractor=(LearntChange(random=True), RandomChange()),
     round=(SummingStep(),),
 )
 

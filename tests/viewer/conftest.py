@@ -19,6 +19,7 @@ import pytest
 import fedre_privacy as fp
 from fedre_privacy.api import AttackResult, Run
 from fedre_privacy.auditing.recorded_run import RunAudit
+from fedre_privacy.experiments.membership_result import MembershipResult
 
 TINY = {"data.size": 16, "data.per_class": 12, "record.keep_every": 1}
 
@@ -285,3 +286,13 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
             (jobs / f"{label[:4]}-{seed}.yaml").write_text("{}")
     (jobs / "third-0.yaml").write_text("{}")
     return Small(runs, run, pixel, linear, labels, audit)
+
+
+@pytest.fixture(scope="session")
+def game(tmp_path_factory: pytest.TempPathFactory) -> MembershipResult:
+    """A game of membership, beside its run in a folder of its own."""
+    runs = tmp_path_factory.mktemp("game") / "runs"
+    run = fp.train(
+        "fedavg", clients=2, rounds=2, partition="iid", set=TINY, runs=runs, device="cpu"
+    )
+    return fp.membership(run, worlds=5, device="cpu")

@@ -64,24 +64,37 @@ def benchmark(small) -> Path:
     )
 
 
+WIDTHS = [390, 1280, 1920]
+OVERFLOW = "document.documentElement.scrollWidth - innerWidth"
 SHADES = pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 
 
 @SHADES
-@pytest.mark.parametrize("kind", ["pixel", "linear", "labels", "audit", "benchmark"])
-def test_a_report_page_is_accessible(kind, small, benchmark, browse, axe, dark):
-    path = benchmark if kind == "benchmark" else getattr(small, kind).folder / "report.html"
+@pytest.mark.parametrize("kind", ["pixel", "linear", "labels", "audit", "benchmark", "membership"])
+def test_a_report_page_is_accessible(kind, small, request, browse, axe, dark):
+    if kind == "benchmark":
+        path = request.getfixturevalue("benchmark")
+    elif kind == "membership":
+        path = request.getfixturevalue("game").folder / "report.html"
+    else:
+        path = getattr(small, kind).folder / "report.html"
     with browse(dark=dark) as browser:
-        browser.open(path, shown="h1")
-        assert findings(browser, axe) == []
-        if browser.run("document.querySelector('button.zoom') !== null"):
-            browser.click("button.zoom")
-            browser.wait("document.querySelector('dialog').open")
-            assert findings(browser, axe) == []
+        for width in WIDTHS:
+            browser.resize(width)
+            browser.open(path, shown="h1")
+            assert findings(browser, axe) == [], width
+            assert browser.run(OVERFLOW) <= 0, width
+        for opener in ("button.zoom", ".target img"):
+            if browser.run(f"document.querySelector('{opener}') !== null"):
+                browser.click(opener)
+                browser.wait("document.querySelector('dialog').open")
+                assert findings(browser, axe) == []
+                browser.key("Escape")
+                browser.wait("!document.querySelector('dialog').open")
 
 
 @SHADES
-@pytest.mark.parametrize("width", [390, 1400])
+@pytest.mark.parametrize("width", WIDTHS)
 def test_every_view_of_the_viewer_is_accessible(page, small, browse, axe, width, dark):
     with browse(width, dark=dark) as browser:
         browser.open(page)
@@ -98,6 +111,7 @@ def test_every_view_of_the_viewer_is_accessible(page, small, browse, axe, width,
         for address in views:
             browser.open(page, address)
             found[address] = findings(browser, axe)
+            assert browser.run(OVERFLOW) <= 0, address
         browser.open(page, f"#/entry/{both[0]}")
         browser.click("button.tile")
         browser.wait("document.querySelector('dialog').open")
@@ -107,7 +121,8 @@ def test_every_view_of_the_viewer_is_accessible(page, small, browse, axe, width,
 
 @pytest.mark.parametrize(("width", "dark"), [(390, True), (1400, False)])
 def test_every_page_of_the_documentation_is_accessible(site, browse, axe, width, dark):
-    pages = [page for page in sorted(site.rglob("*.html")) if page.name != "404.html"]
+    elsewhere = {"404.html", "gallery.html"}  # the gallery is a page of the viewer
+    pages = [page for page in sorted(site.rglob("*.html")) if page.name not in elsewhere]
     assert len(pages) > 30
     found = {}
     with browse(width, dark=dark) as browser:
@@ -116,6 +131,42 @@ def test_every_page_of_the_documentation_is_accessible(site, browse, axe, width,
             browser.wait(f"{SHADE} === '{'slate' if dark else 'default'}'")
             found[page.name] = findings(browser, axe)
     assert {name: said for name, said in found.items() if said} == {}
+
+
+KINDS_OF_SITE_PAGES = (
+    "index", "tutorial", "commands", "membership", "my_flower_app", "results/index",
+    "results/gradients", "reference/attacks", "reference/attacks/dip", "reference/protocols",
+    "reference/functions", "reference/fedre-attack",
+)  # fmt: skip
+
+
+@SHADES
+def test_each_kind_of_page_of_the_documentation_fits_every_width(site, browse, axe, dark):
+    found = {}
+    with browse(dark=dark) as browser:
+        for width in WIDTHS:
+            browser.resize(width)
+            for name in KINDS_OF_SITE_PAGES:
+                browser.open(site / f"{name}.html", shown="h1")
+                browser.wait(f"{SHADE} === '{'slate' if dark else 'default'}'")
+                found[name, width] = findings(browser, axe)
+                assert browser.run(OVERFLOW) <= 0, (name, width)
+    assert {name: said for name, said in found.items() if said} == {}
+
+
+@SHADES
+def test_a_game_of_membership_is_accessible_in_the_viewer(game, tmp_path, browse, axe, dark):
+    page = view(game.folder.parent, tmp_path / "page.html").path
+    with browse(dark=dark) as browser:
+        browser.open(page)
+        (entry,) = [one["id"] for one in browser.run(
+            "JSON.parse(document.getElementById('index').textContent).entries")
+            if one["kind"] == "membership"]  # fmt: skip
+        for width in WIDTHS:
+            browser.resize(width)
+            browser.open(page, f"#/entry/{entry}")
+            assert findings(browser, axe) == [], width
+            assert browser.run(OVERFLOW) <= 0, width
 
 
 def test_what_is_wrong_is_found(tmp_path, browse, axe):

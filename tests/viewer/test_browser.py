@@ -17,9 +17,20 @@ from fedre_privacy.reports.viewer.reader import collect
 
 pytestmark = pytest.mark.slow
 
-ROWS = "[...document.querySelectorAll('table.results tbody tr .name a')].map(a => a.textContent)"
+ROWS = "[...document.querySelectorAll('table.results .folder')].map(e => e.textContent)"
 TILES = "[...document.querySelectorAll('button.tile')].map(b => Number(b.dataset.target))"
 DRAWN = "[...document.querySelectorAll('canvas')].every(c => c.dataset.drawn === 'yes')"
+
+
+def choose(browser, name: str) -> None:
+    """Click the title of the result in a folder of a name."""
+    browser.wait(f"{ROWS}.includes({name!r})")
+    browser.run(
+        "[...document.querySelectorAll('table.results tr')].forEach(row => { const a = "
+        f"row.querySelector('a'); if (row.querySelector('.folder')?.textContent === {name!r}) "
+        "a.id = 'wanted'; })"
+    )
+    browser.click("#wanted")
 
 
 def fits(browser, width: int) -> bool:
@@ -60,10 +71,53 @@ def test_results_are_searched_filtered_sorted_and_kept_on_reload(page, small, br
         assert all(url.startswith(("file:", "data:", "about:")) for url in browser.requests)
 
 
+def test_the_list_says_the_answer_first(page, small, browse):
+    with browse(1280) as browser:
+        browser.open(page)
+        heads = "[...document.querySelectorAll('thead th')].filter(e => e.offsetWidth).map("
+        heads = browser.run(heads + "e => e.textContent)")
+        assert heads[2:5] == ["result", "verdict", "over floor"]
+        assert "scheme" not in heads  # no result has one
+        # what decides is seen without moving the table, and the first result without scrolling
+        assert browser.run(
+            "(() => { const box = document.querySelector('table.results').parentElement;"
+            "return box.scrollWidth <= box.clientWidth; })()"
+        )
+        first = "document.querySelector('tbody tr').getBoundingClientRect().bottom"
+        assert browser.run(first) < 500
+        assert not browser.run("document.querySelector('details.all').open")
+        titles = browser.run("[...document.querySelectorAll('.name a')].map(e => e.textContent)")
+        assert "pixel on representations, FedAllRep" in titles and "labels, FedAllRep" in titles
+        assert "audit of the mechanism, FedAllRep" in titles
+        # a run stands above what was done to it
+        kinds = browser.run("[...document.querySelectorAll('tbody tr')].map(e => e.classList[0])")
+        rows = browser.run("[...document.querySelectorAll('tbody tr')].map(e => e.className)")
+        assert kinds.index("run") < kinds.index("attack")
+        assert {row.endswith("inside") for row in rows if row[:6] in ("attack", "audit ")} == {True}
+        # a word is never told by its colour alone
+        badges = browser.run(
+            "[...document.querySelectorAll('tbody .word')].map(e => [e.className.split(' ')[1],"
+            "e.textContent.trim(), e.querySelector('svg path').getAttribute('d')])"
+        )
+        looks = {look: icon for look, _, icon in badges}
+        seen = {(look, word) for look, word, _ in badges}
+        assert {("open", "inconclusive"), ("open", "consistent")} <= seen
+        assert len(set(looks.values())) == len(looks)
+        assert browser.run("[...document.querySelectorAll('img.small')].length") == 2
+        assert browser.run(
+            "[...document.querySelectorAll('img.small')].every(i => i.naturalWidth === 64"
+            " && i.naturalHeight === 32)"  # four targets of 16 by 16, truth above answer
+        )
+        words = browser.run("document.querySelector('svg.small').getAttribute('aria-label')")
+        assert "accuracy" in words
+        browser.run("location.hash = '#/?verdict=leaks'")
+        browser.wait("document.querySelector('summary').textContent === 'Filters (1 set)'")
+
+
 def test_targets_are_switched_sorted_filtered_and_enlarged(page, small, browse):
     with browse() as browser:
         browser.open(page)
-        browser.click_text("td.name a", small.linear.folder.name)
+        choose(browser, small.linear.folder.name)
         browser.wait("document.querySelectorAll('button.tile').length === 12")
         assert browser.run("document.activeElement.tagName") == "H1"
         browser.wait(DRAWN)
@@ -168,7 +222,7 @@ def test_what_cannot_be_paired_is_not(page, small, browse):
 def test_the_frontier_can_be_pointed_at(page, browse):
     with browse() as browser:
         browser.open(page)
-        browser.click_text("td.name a", "two")
+        choose(browser, "two")
         browser.wait("document.querySelectorAll('.point').length === 2")
         browser.click(".point[data-label='strong'] circle")
         told = browser.run("document.getElementById('pointed').textContent")
@@ -216,7 +270,7 @@ def test_pictures_in_a_folder_are_shown_too(small, tmp_path, browse):
     made = view(small.runs, tmp_path / "site", truth=False)
     with browse() as browser:
         browser.open(made.path)
-        browser.click_text("td.name a", small.linear.folder.name)
+        choose(browser, small.linear.folder.name)
         browser.wait("document.querySelectorAll('button.tile').length === 12")
         browser.wait(DRAWN)
         # 12 targets, an answer and a floor each
@@ -268,7 +322,7 @@ def test_ten_thousand_targets_open_in_two_seconds(tmp_path, browse):
     page = write_page(entries, tmp_path / "runs", tmp_path / "p.html", truth=True)
     with browse() as browser:
         took = [browser.open(page)]
-        browser.click_text("td.name a", "one")
+        choose(browser, "one")
         address = browser.run("location.hash")
         took += [browser.open(page, address) for _ in range(3)]
         browser.wait("document.querySelectorAll('button.tile').length === 48")

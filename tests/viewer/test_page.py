@@ -142,9 +142,10 @@ def test_numbers_that_json_has_not_are_nothing(small, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command(small, tmp_path, capsys):
+def test_the_command(small, tmp_path, capsys, opened):
     out = tmp_path / "v.html"
-    assert command.main([str(small.runs), "--out", str(out)]) == 0
+    assert command.main([str(small.runs), "--out", str(out), "--open"]) == 0
+    assert opened == [out.resolve()]
     told = capsys.readouterr().out
     assert "3 attacks" in told and "PRIVATE" in told and str(out) in told
     assert command.main([str(small.runs), "--out", str(out), "--without-truth", "--quiet"]) == 0

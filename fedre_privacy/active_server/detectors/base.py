@@ -60,6 +60,8 @@ class Detector:
     """Base of all detectors. Authors write `score`."""
 
     name: ClassVar[str] = ""
+    when_to_use: ClassVar[str] = ""
+    """When to take it rather than another detector: a clause of at most 100 characters."""
 
     def score(self, receipt: Receipt) -> float:
         """How suspicious a message is; a larger number is more so, NaN: it cannot tell."""

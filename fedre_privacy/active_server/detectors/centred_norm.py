@@ -21,6 +21,8 @@ class CentredNorm(Detector):
     Reference: none known.
     """
 
+    when_to_use = "shared heads: notices rows that are equal, from the first round on"
+
     def score(self, receipt: Receipt) -> float:
         head = of_kind(receipt.message, HeadState)
         if not isinstance(head, HeadState):

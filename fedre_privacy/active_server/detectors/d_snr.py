@@ -25,6 +25,10 @@ class DSnr(Detector):
                learning, ICLR 2024 (disaggregation signal-to-noise ratio).
     """
 
+    when_to_use = (
+        "before training on a batch: notices that one sample has nearly all of the gradient"
+    )
+
     def score(self, receipt: Receipt) -> float:
         found = [norms for norms in receipt.gradients().values() if len(norms) > 1 and norms.any()]
         shares = [

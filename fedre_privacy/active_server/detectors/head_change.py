@@ -19,6 +19,8 @@ class HeadChange(Detector):
     Reference: none known.
     """
 
+    when_to_use = "shared heads: notices one that jumped since the round before"
+
     def score(self, receipt: Receipt) -> float:
         heads = [of_kind(message, HeadState) for message in (*receipt.earlier, receipt.message)]
         rows = [h.params["weight"].double() for h in heads[-2:] if isinstance(h, HeadState)]

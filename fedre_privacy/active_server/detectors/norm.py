@@ -21,6 +21,8 @@ class Norm(Detector):
     Reference: none known.
     """
 
+    when_to_use = "any message: the cheapest check, blind to changes of equal norm"
+
     def score(self, receipt: Receipt) -> float:
         before = [norm for message in receipt.earlier if (norm := _norm(message)) > 0]
         now = _norm(receipt.message)

@@ -18,6 +18,8 @@ class OftenChosen(Detector):
     Reference: exact binomial test.
     """
 
+    when_to_use = "few clients a round: notices that one client is chosen too often"
+
     def score(self, receipt: Receipt) -> float:
         if receipt.share >= 1:
             return float("nan")

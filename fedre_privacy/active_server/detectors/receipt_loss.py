@@ -20,6 +20,8 @@ class ReceiptLoss(Detector):
     Reference: a common sanity check; none for this setting.
     """
 
+    when_to_use = "any model or head: notices resets and wrong classes by the client's own loss"
+
     def score(self, receipt: Receipt) -> float:
         if not receipt.losses or not receipt.message:
             return float("nan")

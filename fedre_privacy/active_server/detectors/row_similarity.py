@@ -19,6 +19,8 @@ class RowSimilarity(Detector):
     Reference: the layers of Fowl et al., Robbing the Fed, ICLR 2022.
     """
 
+    when_to_use = "models with linear layers: notices imprinted layers and null heads"
+
     def score(self, receipt: Receipt) -> float:
         shares = []
         for artifact in receipt.message:

@@ -23,7 +23,7 @@ from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs.folder import COMPLETE
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import AttackSettings, TrainSettings
-from fedre_privacy.threats.base import threats
+from fedre_privacy.threats.base import threats_granting
 
 
 def explain(
@@ -193,6 +193,6 @@ def _obstacle(
     lacking = sorted(needed - threat.grants)
     if not lacking:
         return ""
-    enough = next((n for n in threats.names() if needed <= threats.get(n).grants), None)
+    enough = next(iter(threats_granting(needed)), None)
     remedy = f" (--threat {enough})" if enough else ""
     return f"no: needs {', '.join(lacking)}{remedy}"

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
+from fedre_privacy.api import attack_numbers
 from fedre_privacy.cli.output import Output
 from fedre_privacy.cli.shared.settings import settings_in_sections, training_given
 from fedre_privacy.core.config import load_yaml
@@ -17,6 +18,7 @@ from fedre_privacy.experiments.external_recording import (
     read_external_uploads,
 )
 from fedre_privacy.experiments.external_trial import normalising_as, prepare_external
+from fedre_privacy.loggers.base import LoggedWork, logging_work
 from fedre_privacy.reports.attack import attack_page
 from fedre_privacy.runs.device import choose_device
 from fedre_privacy.runs.resolution import resolve_attack
@@ -98,20 +100,24 @@ def attack_external_uploads(
         output.line("Attack", f"{settings.attack.name}: everything fits; nothing was attacked")
         output.final(None, {"checked": True})
         return 0
-    result = attack_into(
-        external_folder(recorded, settings, trial, options.runs_dir),
-        settings,
-        lambda: trial,
-        device=device,
-        resume=options.resume,
-        restart=options.restart,
-        report=output,
-        isolation=options.isolation,
-    )
+    folder = external_folder(recorded, settings, trial, options.runs_dir)
+    work = LoggedWork("attack", folder.name, settings.plain(), options.runs_dir)
+    with logging_work(options.log, work, output) as report:
+        result = attack_into(
+            folder,
+            settings,
+            lambda: trial,
+            device=device,
+            resume=options.resume,
+            restart=options.restart,
+            report=report,
+            isolation=options.isolation,
+        )
+        report.summarise(attack_numbers(result))
     attack_page(result)
     command, _ = trial.run.repeat(settings, result.folder)
     print_result(
         result, output, of={"uploads": recorded.uploads}, again=command,
-        every=options.metrics is not None, verbose=options.verbose,
+        show_page=options.open, every=options.metrics is not None, verbose=options.verbose,
     )  # fmt: skip
     return 0

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import webbrowser
 from collections.abc import Mapping
 
 import torch
 
+from fedre_privacy.cli.browser import open_page
 from fedre_privacy.cli.output import Output
 from fedre_privacy.core.manifest import complete_manifest
 from fedre_privacy.core.units import human_seconds
@@ -31,8 +31,7 @@ def print_dry_run(
         folder = options.runs_dir / settings.run_name
         begin(folder, resume=options.resume, restart=False, what="Run")
     plan = dry_run(settings, None, device, options.runs_dir)
-    for heading, text in plan.lines.items():
-        output.line(heading, text)
+    output.estimate(plan)
     return plan
 
 
@@ -71,7 +70,7 @@ def print_result(
     of: Mapping[str, object],
     again: str,
     then: str = "",
-    open_page: bool = False,
+    show_page: bool = False,
     every: bool = False,
     verbose: bool = False,
 ) -> None:
@@ -81,7 +80,7 @@ def print_result(
         of: what was attacked, for ``--json``.
         again: the command that repeats the attack.
         then: a command worth giving next, or empty.
-        open_page: open the report in a browser.
+        show_page: open the report in a browser.
         every: print every measure, not only those that the verdict rests on.
         verbose: every measure, and the hash of what was written.
     """
@@ -123,7 +122,5 @@ def print_result(
             "manifest": manifest,
         },
     )
-    if open_page:
-        page = (result.folder / "report.html").resolve()
-        if not webbrowser.open(page.as_uri()):
-            output.line("Note", f"no browser was found to open {page}", wrap=False)
+    if show_page:
+        open_page(result.folder / "report.html", output)

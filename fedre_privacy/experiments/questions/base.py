@@ -218,6 +218,8 @@ class Question(ABC):
     """What is asked of an attack, from the choice of targets to figures."""
 
     name: ClassVar[str] = ""
+    when_to_use: ClassVar[str] = ""
+    """When to take it rather than another question: a clause of at most 100 characters."""
     is_target: ClassVar[bool] = False
     """Whether its name is a ``--target``: it is asked of whatever was uploaded."""
     answered_by: ClassVar[str] = ""

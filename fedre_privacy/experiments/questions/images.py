@@ -26,6 +26,7 @@ from fedre_privacy.eval.verdict import MIN_TARGETS
 from fedre_privacy.experiments.declaration_check import departure
 from fedre_privacy.experiments.fisher_bounds import Limit, unbiased_limit
 from fedre_privacy.experiments.observation import held_out, observe
+from fedre_privacy.experiments.recovered_rows import Recovered
 from fedre_privacy.experiments.targets import TargetGroup, TargetSource
 from fedre_privacy.experiments.truth_check import Agreement
 from fedre_privacy.protocols.base import Protocol
@@ -59,7 +60,7 @@ class ImageTrial(Trial):
     Args:
         groups: "target"; where they apply "true" (the true prototypes behind recovered ones),
             "actual" (the real upload) and "ceiling" (single representations).
-        recovered: the prototypes worked out of the uploads, where those are attacked.
+        recovered: what was worked out of the uploads, where that is attacked.
         unit: what ``truth.target_clients`` numbers, see `evaluate`.
         limit: what no unbiased attack can beat, or None where nothing of the kind holds.
         shared: extractors of the small models that recovered prototypes are of.
@@ -69,7 +70,7 @@ class ImageTrial(Trial):
 
     groups: dict[str, TargetGroup] = field(default_factory=dict)
     public: PublicImages = field(kw_only=True)
-    recovered: RecoveredPrototypes | None = None
+    recovered: Recovered | None = None
     unit: str = "client"
     limit: Limit | None = None
     shared: Modules = field(default_factory=lambda: Modules({}))
@@ -108,6 +109,7 @@ class ImageTrial(Trial):
 class ImagesQuestion(Question):
     """Recover the images behind representations, prototypes, entangled vectors or updates."""
 
+    when_to_use = "can a private image be recovered? the default"
     simulates = True
 
     def kinds(self, protocol: Protocol, settings: AttackSettings) -> set[type[Artifact]]:
@@ -176,7 +178,7 @@ class ImagesQuestion(Question):
         source: TargetSource,
         settings: AttackSettings,
         kind: str,
-        recovered: RecoveredPrototypes | None,
+        recovered: Recovered | None,
     ) -> dict[str, TargetGroup]:
         evaluation = settings.evaluation
         groups = {
@@ -189,7 +191,7 @@ class ImagesQuestion(Question):
                 recovered=recovered,
             )
         }
-        if kind == RECOVERED:
+        if isinstance(recovered, RecoveredPrototypes):
             groups[TRUE] = source.true_prototypes(groups[TARGET])
         actual = source.uploaded_kind()
         if actual is not None and actual != kind:

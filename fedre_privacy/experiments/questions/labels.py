@@ -39,6 +39,7 @@ class LabelTrial(Trial):
 class LabelsQuestion(Question):
     """Infer the labels behind the uploads of every client."""
 
+    when_to_use = "which classes does a client hold, and how many images of each?"
     is_target = True
     from_recording = True
 

@@ -68,6 +68,7 @@ class MembershipTrial(Trial):
 class MembershipQuestion(Question):
     """Tell training images from other images of the same classes."""
 
+    when_to_use = "was this image trained on?"
     is_target = True
     simulates = True
 
@@ -149,6 +150,7 @@ class SourceQuestion(Question):
     Every attack that answers `membership` answers it: it scores an image with each client.
     """
 
+    when_to_use = "which client trained on this image?"
     is_target = True
     simulates = True
     answered_by = "membership"

@@ -54,6 +54,7 @@ class PropertyTrial(Trial):
 class PropertyQuestion(Question):
     """Tell whether a class is a large share of a client's images, and whether most are dark."""
 
+    when_to_use = "does something hold for much of a client's data?"
     is_target = True
     from_recording = True
 

@@ -1,4 +1,4 @@
-"""Prototypes worked out of the uploads, as targets for a further attack."""
+"""Prototypes and representations worked out of the uploads, as targets for a further attack."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from weakref import WeakKeyDictionary
 
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
-from fedre_privacy.core.outcomes import RecoveredPrototypes
+from fedre_privacy.core.outcomes import RecoveredPrototypes, RecoveredRepresentations
 from fedre_privacy.core.types import Knowledge
 from fedre_privacy.eval import PublicImages
 from fedre_privacy.experiments.observation import observe
+from fedre_privacy.experiments.recovered_rows import Recovered
 from fedre_privacy.experiments.targets import TargetSource
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import AttackSettings
@@ -17,7 +18,7 @@ from fedre_privacy.sandbox.client import run_attack
 
 from .base import only_kinds
 
-_FOUND: WeakKeyDictionary[Run, dict[tuple[object, ...], RecoveredPrototypes]] = WeakKeyDictionary()
+_FOUND: WeakKeyDictionary[Run, dict[tuple[object, ...], Recovered]] = WeakKeyDictionary()
 """Answers of first stages by run: a suite asks several attacks about the same ones."""
 
 NOTES = 3
@@ -26,7 +27,7 @@ NOTES = 3
 
 def recover(
     run: Run, settings: AttackSettings, source: TargetSource, aux: PublicImages
-) -> RecoveredPrototypes:
+) -> Recovered:
     """Run the first stage, ``via``, on all clients' uploads of the attacked round.
 
     Raises:
@@ -60,11 +61,11 @@ def recover(
         return known[asked]
     observation = observe(source, settings, targets, aux)
     context = Context(source.attack_seed)
-    played = run_attack(
-        via, observation, context, outcome=RecoveredPrototypes, hidden=run.secrets()
-    )
+    singles = via.answers == "representations"
+    kind: type[Recovered] = RecoveredRepresentations if singles else RecoveredPrototypes
+    played = run_attack(via, observation, context, outcome=kind, hidden=run.secrets())
     found = played.outcome
-    if not isinstance(found, RecoveredPrototypes):
+    if not isinstance(found, RecoveredPrototypes | RecoveredRepresentations):
         raise IncompatibleError(f"Attack '{via.name}' does not return prototypes.")
     if not bool(found.vectors.isfinite().all(1).any()):
         said = "; ".join(found.notes[:NOTES])

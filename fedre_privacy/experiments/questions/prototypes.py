@@ -42,6 +42,8 @@ class PrototypeTrial(Trial):
 class PrototypesQuestion(Question):
     """Recover the class prototypes behind mixtures or head updates."""
 
+    when_to_use = "which class prototypes went into a mixture or a head? a step before images"
+
     def kinds(self, protocol: Protocol, settings: AttackSettings) -> set[type[Artifact]]:
         return readable(settings.attack, protocol.uploads)
 
@@ -57,7 +59,7 @@ class PrototypesQuestion(Question):
         for upload in targets:
             own = source.train[upload.client]
             extractor, labels = source.extractor_behind(upload.client), data.labels[own]
-            reps = represent(extractor, Samples(data.images[own], labels))
+            reps = represent(extractor, Samples(data.images, labels, own))
             made = class_means(reps, labels, data.num_classes).artifact
             if not isinstance(made, Prototypes):
                 raise TypeError("class_means returned no prototypes")

@@ -16,7 +16,12 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from fedre_privacy.core.outcomes import LabelEstimate, Reconstruction
+from fedre_privacy.core.outcomes import (
+    LabelEstimate,
+    Outcome,
+    Reconstruction,
+    RecoveredRepresentations,
+)
 from fedre_privacy.core.types import Observation
 from fedre_privacy.core.units import plural
 from fedre_privacy.eval import Card, Measure, Verdict
@@ -57,19 +62,29 @@ class UnscoredTrial(Trial):
         if self.settings.attack.answers == "labels":
             clients = len({upload.client for upload in self.observation.targets})
             return f"labels of {plural(clients, 'client')}, {self.observation.num_classes} classes"
+        if self.settings.attack.answers == "representations":
+            sent = [a.rows() for upload in self.observation.targets for a in upload.artifacts]
+            means = sum(len(rows) for rows in sent if rows is not None)
+            behind = plural(means, "mean") if means else plural(len(sent), "gradient")
+            return f"representations of single images behind {behind}"
         return super().unknown()
 
-    def score(self, outcome: Reconstruction | LabelEstimate) -> Card:
+    def score(self, outcome: Reconstruction | LabelEstimate | RecoveredRepresentations) -> Card:
         """A card of evidence; `rows` as in `evidence`, or of labels."""
         measures: tuple[Measure, ...] = ()
         if isinstance(outcome, LabelEstimate):
             rows, lost = label_rows(outcome), 0
+        elif isinstance(outcome, RecoveredRepresentations):
+            rows, lost = representation_rows(outcome), 0
         else:
             rows, lost = evidence(self.observation, outcome), int(outcome.diverged.sum())
             told = {"confidence": outcome.confidence, "certified": outcome.certified}
             rows = rows.assign(**{name: own.numpy() for name, own in told.items() if len(own)})
             measures = shares(self, outcome)
         because = "no truth was given"
+        if isinstance(outcome, RecoveredRepresentations):
+            sure = int(outcome.certified.sum())
+            because += f". {len(rows)} representations found, {sure} of them certified"
         for one in measures:
             because += (
                 f". The answers explain {one.number(one.value)} of what was uploaded, "
@@ -85,9 +100,10 @@ class UnscoredTrial(Trial):
             targets=len(rows),
             diverged=lost,
             compared_with="no truth was given, so nothing is compared with it",
+            notes=outcome.notes if isinstance(outcome, RecoveredRepresentations) else (),
         )
 
-    def figures(self, outcome: Reconstruction | LabelEstimate, card: Card) -> dict[str, Figure]:
+    def figures(self, outcome: Outcome, card: Card) -> dict[str, Figure]:
         """What was recovered, where that is images."""
         if not isinstance(outcome, Reconstruction):
             return {}
@@ -106,7 +122,7 @@ class UnscoredTrial(Trial):
         )
         return {"figure": sheet}
 
-    def write(self, folder: Path, outcome: Reconstruction | LabelEstimate) -> None:
+    def write(self, folder: Path, outcome: Outcome) -> None:
         """Write nothing more: there is no truth to write about."""
 
 
@@ -123,6 +139,18 @@ class UnscoredAnswers(Card):
     def record(self) -> dict[str, Any]:
         """As any card, with the table."""
         return {**super().record(), "table": self.table()}
+
+
+def representation_rows(outcome: RecoveredRepresentations) -> pd.DataFrame:
+    """What was found, a row for each representation: client, label, expected error, certified."""
+    return pd.DataFrame(
+        {
+            "client": outcome.clients.numpy(),
+            "label": outcome.labels.numpy(),
+            "expected_error": outcome.expected_error.numpy(),
+            "certified": outcome.certified.numpy(),
+        }
+    )
 
 
 def shares(trial: Trial, outcome: Reconstruction) -> tuple[Measure, ...]:

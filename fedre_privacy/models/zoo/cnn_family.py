@@ -51,6 +51,7 @@ class CnnFamily(Architecture):
 class Cnn1(CnnFamily):
     """CNN-1: 16 and 32 filters, 2000 hidden units (300 for 1x28x28); see `CnnFamily`."""
 
+    when_to_use = "the largest of five CNNs of papers on mixed architectures"
     filters = (16, 32)
     hidden = 2000
     hidden_fashion = 300
@@ -61,6 +62,7 @@ class Cnn1(CnnFamily):
 class Cnn2(CnnFamily):
     """CNN-2: 16 and 16 filters, 2000 hidden units (200 for 1x28x28); see `CnnFamily`."""
 
+    when_to_use = "the second of five CNNs of papers on mixed architectures: fewer filters"
     filters = (16, 16)
     hidden = 2000
     hidden_fashion = 200
@@ -71,6 +73,7 @@ class Cnn2(CnnFamily):
 class Cnn3(CnnFamily):
     """CNN-3: 16 and 32 filters, 1000 hidden units (150 for 1x28x28); see `CnnFamily`."""
 
+    when_to_use = "the third of five CNNs of papers on mixed architectures"
     filters = (16, 32)
     hidden = 1000
     hidden_fashion = 150
@@ -84,6 +87,7 @@ class Cnn4(CnnFamily):
     FedMRL prints 3.81 MB for it, which 800 units do not give (4.04 MiB); FedRAL's 4.05 fits.
     """
 
+    when_to_use = "the fourth of five CNNs of papers on mixed architectures"
     filters = (16, 32)
     hidden = 800
     hidden_fashion = 100
@@ -94,6 +98,7 @@ class Cnn4(CnnFamily):
 class Cnn5(CnnFamily):
     """CNN-5: 16 and 32 filters, 500 hidden units (50 for 1x28x28); see `CnnFamily`."""
 
+    when_to_use = "the smallest of five CNNs of papers on mixed architectures"
     filters = (16, 32)
     hidden = 500
     hidden_fashion = 50
@@ -110,6 +115,7 @@ class FedAvgCnn(Architecture):
     homogeneous model and the first of the heterogeneous ten.
     """
 
+    when_to_use = "small images on a CPU: the default"
     min_size: ClassVar[int] = 16
 
     def backbone(self, image_shape: tuple[int, int, int]) -> tuple[nn.Module, int]:

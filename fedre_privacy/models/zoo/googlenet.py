@@ -34,6 +34,7 @@ class GoogLeNet(Architecture):
     Reference: Szegedy et al., CVPR 2015; random initialisation as in torchvision.
     """
 
+    when_to_use = "mixed federations of papers: a deep model with branches"
     min_size: ClassVar[int] = 15
 
     def backbone(self, image_shape: tuple[int, int, int]) -> tuple[nn.Module, int]:

@@ -21,6 +21,8 @@ class MobileNetV2(Architecture):
     Reference: Sandler et al., CVPR 2018; random initialisation as in torchvision.
     """
 
+    when_to_use = "mixed federations of papers: few parameters for its depth"
+
     def backbone(self, image_shape: tuple[int, int, int]) -> tuple[nn.Module, int]:
         from torchvision.models import mobilenet_v2
 

@@ -96,6 +96,7 @@ def _out_of_place(block: Any) -> Residual:
 class ResNet4(ResNet):
     """ResNet-4 of FedRAL's high-heterogeneity set: one stage of one block; d_k = 64."""
 
+    when_to_use = "the smallest ResNet: mixed federations, or quick trials"
     depths = (1,)
 
 
@@ -104,6 +105,7 @@ class ResNet4(ResNet):
 class ResNet6(ResNet):
     """ResNet-6 of FedRAL's high-heterogeneity set: two stages of one block; d_k = 128."""
 
+    when_to_use = "a very small ResNet: mixed federations, or quick trials"
     depths = (1, 1)
 
 
@@ -112,6 +114,7 @@ class ResNet6(ResNet):
 class ResNet8(ResNet):
     """ResNet-8 of FedRAL's high-heterogeneity set: three stages of one block; d_k = 256."""
 
+    when_to_use = "a small ResNet that a CPU trains"
     depths = (1, 1, 1)
 
 
@@ -120,6 +123,7 @@ class ResNet8(ResNet):
 class ResNet10(ResNet):
     """ResNet-10 of FedRAL's high-heterogeneity set: four stages of one block; d_k = 512."""
 
+    when_to_use = "a small ResNet for small images: four stages of one block"
     depths = (1, 1, 1, 1)
 
 
@@ -128,6 +132,7 @@ class ResNet10(ResNet):
 class ResNet18(ResNet):
     """ResNet-18; d_k = 512."""
 
+    when_to_use = "the usual ResNet of federated papers"
     depths = (2, 2, 2, 2)
 
 
@@ -136,6 +141,7 @@ class ResNet18(ResNet):
 class ResNet34(ResNet):
     """ResNet-34; d_k = 512."""
 
+    when_to_use = "a ResNet between the usual small and large ones"
     depths = (3, 4, 6, 3)
 
 
@@ -144,6 +150,7 @@ class ResNet34(ResNet):
 class ResNet50(ResNet):
     """ResNet-50; d_k = 2048."""
 
+    when_to_use = "a deep model with long representations; wants a GPU"
     depths = (3, 4, 6, 3)
     bottleneck = True
 
@@ -153,6 +160,7 @@ class ResNet50(ResNet):
 class ResNet101(ResNet):
     """ResNet-101; d_k = 2048."""
 
+    when_to_use = "a very deep model, for mixed federations of papers; wants a GPU"
     depths = (3, 4, 23, 3)
     bottleneck = True
 
@@ -162,5 +170,6 @@ class ResNet101(ResNet):
 class ResNet152(ResNet):
     """ResNet-152; d_k = 2048."""
 
+    when_to_use = "the deepest model, for mixed federations of papers; wants a GPU"
     depths = (3, 8, 36, 3)
     bottleneck = True

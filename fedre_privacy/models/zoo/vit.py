@@ -58,6 +58,7 @@ def _initialise(weight: Tensor) -> Tensor:
 class VitB16(VitBase):
     """ViT-B/16: patches of 16x16 pixels; d_k = 768."""
 
+    when_to_use = "a transformer; wants a GPU and large images"
     min_size: ClassVar[int] = 16
     patch: ClassVar[int] = 16
 
@@ -67,5 +68,6 @@ class VitB16(VitBase):
 class VitB32(VitBase):
     """ViT-B/32: patches of 32x32 pixels, so one patch at 32 pixels; d_k = 768."""
 
+    when_to_use = "a transformer with large patches: cheaper than vit-b-16"
     min_size: ClassVar[int] = 32
     patch: ClassVar[int] = 32

@@ -38,7 +38,7 @@ def load_state(module: nn.Module, state: State) -> None:
     with torch.no_grad():
         for name, buffer in module.named_buffers():
             if name in names and name in state:
-                buffer.copy_(state[name])
+                buffer.copy_(state[name], non_blocking=True)
 
 
 def weighted_mean(states: Sequence[State], weights: Tensor) -> dict[str, Tensor]:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.rng import derive, secret, stream
+from fedre_privacy.core.rng import Pieces, derive, secret, stream
 from fedre_privacy.core.secrets import hidden_number
 from fedre_privacy.models.families import ModelSettings
+from fedre_privacy.models.image_origin import ImageOrigin, note_origin
 from fedre_privacy.models.split import SplitModel
 
 from .augment import STEPS
@@ -23,6 +24,8 @@ A = TypeVar("A", bound=Artifact)
 
 MOST = 1_000_000
 """Clients and rounds that a training may have at most."""
+HASHED = 256
+"""Images that are read at once for a hash."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +74,17 @@ class Training:
     )
     together: str = knob(
         "auto",
-        help="local training of clients of one architecture in one program, equal up to rounding: "
-        "auto: on a GPU only; one after another wherever it cannot be",
+        help="local training by captured steps, all clients beside each other, equal up to "
+        "rounding: auto: on a GPU only, step by step wherever it cannot be; always: warn where it "
+        "cannot be",
         choices=("auto", "always", "never"),
+        later=True,
+    )
+    precision: str = knob(
+        "float32",
+        help="of local training on a GPU: float32; tf32: matrix products and convolutions of "
+        "10-bit fractions; bfloat16: forward passes, also on a CPU. Parameters stay float32",
+        choices=("float32", "tf32", "bfloat16"),
         later=True,
     )
     eval_every: int = knob(1, help="evaluate after every so many rounds", ge=1)
@@ -118,25 +129,64 @@ class Training:
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Images and labels on one device, pixels kept as uint8 until a batch is used."""
+    """Images and labels, pixels kept as uint8 where they are until a batch is used.
 
-    images: Tensor
+    Samples that are taken out of others share their pixels: nobody has a copy.
+
+    Args:
+        pool: uint8 (N, C, H, W), on the device of the labels or on the CPU.
+        labels: (n,).
+        rows: (n,) int64, on the device of the labels: the row of `pool` that holds each sample;
+            None: its own number, and n is N.
+    """
+
+    pool: Tensor
     labels: Tensor
+    rows: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def take(self, index: Tensor) -> Samples:
-        """Keep some of them, in the order given."""
-        return Samples(self.images[index], self.labels[index])
+    def take(self, index: Tensor) -> Self:
+        """Keep some of them, in the order given: numbers (n,), or a mask of all."""
+        if index.dtype == torch.bool:
+            index = index.nonzero().squeeze(1)
+        index = index.to(self.labels.device)
+        rows = index if self.rows is None else self.rows[index]
+        return replace(self, labels=self.labels[index], rows=rows)
+
+    @property
+    def images(self) -> Tensor:
+        """All pixels (n, C, H, W): the pool itself, or a copy of some rows of it."""
+        return self.pixels(slice(None))
+
+    def pixels(self, index: Tensor | slice) -> Tensor:
+        """Pixels (b, C, H, W) of some samples, on the device of the labels."""
+        return self._read(self._in_pool(index))
 
     def batch(self, index: Tensor | slice) -> tuple[Tensor, Tensor]:
         """Return images in [0, 1] (b, C, H, W) float32 and labels (b,)."""
-        return self.images[index].float().div_(255), self.labels[index]
+        rows = self._in_pool(index)
+        images = self._read(rows).float().div_(255)
+        note_origin(images, ImageOrigin(self.pool, rows))
+        return images, self.labels[index]
+
+    def _in_pool(self, index: Tensor | slice) -> Tensor | slice:
+        return index if self.rows is None else self.rows[index]
+
+    def _read(self, rows: Tensor | slice) -> Tensor:
+        if isinstance(rows, Tensor) and rows.dtype == torch.int64 and rows.dim() == 1:
+            pixels = self.pool.index_select(0, rows.to(self.pool.device))  # copies whole rows
+        else:
+            pixels = self.pool[rows if isinstance(rows, slice) else rows.to(self.pool.device)]
+        return pixels.to(self.labels.device)
 
     def fingerprint(self) -> int:
         """Hash of all pixels and labels, 63 bits."""
-        return secret(0, "samples", self.images, self.labels)
+        numbers = torch.arange(len(self), device=self.labels.device)
+        parts = (self.pixels(part) for part in numbers.split(HASHED))
+        pixels = Pieces((len(self), *self.pool.shape[1:]), self.pool.dtype, parts)
+        return secret(0, "samples", pixels, self.labels)
 
 
 def client_secret(fingerprint: int, seed: int, client: int) -> int:
@@ -179,9 +229,11 @@ class Client:
     @property
     def fitted_index(self) -> Tensor:
         """The number of each of `fitted` among the training samples."""
-        keep = torch.ones(len(self.train), dtype=torch.bool, device=self.train.labels.device)
-        if self.held is not None:
-            keep[self.held] = False
+        device = self.train.labels.device
+        if self.held is None:
+            return torch.arange(len(self.train), device=device)
+        keep = torch.ones(len(self.train), dtype=torch.bool, device=device)
+        keep[self.held] = False
         return keep.nonzero().squeeze(1)
 
     def upload_samples(self, training: Training) -> Samples:

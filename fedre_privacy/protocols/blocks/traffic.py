@@ -19,22 +19,23 @@ class Count:
 
     Args:
         paper: without labels, label encodings, counts and generators.
-        floats: every float32 sent. integers: every int64 sent.
+        floats: every float32 sent. integers: every int64 sent. halves: every float16 sent.
     """
 
     paper: int = 0
     floats: int = 0
     integers: int = 0
+    halves: int = 0
 
     @property
     def complete(self) -> int:
         """Every number sent; an integer counts as one."""
-        return self.floats + self.integers
+        return self.floats + self.integers + self.halves
 
     @property
     def nbytes(self) -> int:
-        """Size as serialised: 4 bytes a float32, 8 an int64."""
-        return 4 * self.floats + 8 * self.integers
+        """Size as serialised: 4 bytes a float32, 8 an int64, 2 a float16."""
+        return 4 * self.floats + 8 * self.integers + 2 * self.halves
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Sizes:
         samples: training samples of all clients.
         model, small: parameters of the common model and of a small shared model.
         clusters: Q, cluster prototypes of all classes (FPL); None: not known.
+        class_sizes: training samples of each of the pairs; empty: not known.
     """
 
     clients: int
@@ -77,6 +79,7 @@ class Sizes:
     model: int = 0
     small: int = 0
     clusters: int | None = None
+    class_sizes: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, class_counts: npt.ArrayLike, *, dim: int, model: int = 0, small: int = 0) -> Self:
@@ -91,6 +94,7 @@ class Sizes:
             samples=int(counts.sum()),
             model=model,
             small=small,
+            class_sizes=tuple(counts[counts > 0].tolist()),
         )
 
     @property

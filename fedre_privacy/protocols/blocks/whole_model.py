@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import nn
 
-from fedre_privacy.core.artifacts import Counts, ModelState
+from fedre_privacy.core.artifacts import AdapterState, Counts, ModelState
 from fedre_privacy.core.types import Emission, Upload
+from fedre_privacy.models.adapters import has_adapters
 from fedre_privacy.models.families import PRIVATE, build_model
 
 from .averaging import load_state, state_of, weighted_mean
@@ -47,7 +49,7 @@ def start_server(self: object, setting: Setting) -> Server:
 
 def broadcast(self: SharesModel, server: Server) -> Message:
     """All parameters; buffers only with the protocol's `buffers`."""
-    return (ModelState(state_of(server.modules["model"], buffers=self.sends_buffers())),)
+    return (model_state(server.modules["model"], self.sends_buffers()),)
 
 
 def receive(self: object, client: Client, message: Message, task: Task) -> None:
@@ -57,7 +59,13 @@ def receive(self: object, client: Client, message: Message, task: Task) -> None:
 
 def upload(self: SharesModel, client: Client, task: Task) -> tuple[Emission, ...]:
     """All parameters after training; buffers as in `broadcast`."""
-    return (Emission(ModelState(state_of(client.model, buffers=self.sends_buffers()))),)
+    return (Emission(model_state(client.model, self.sends_buffers())),)
+
+
+def model_state(model: nn.Module, buffers: bool) -> ModelState:
+    """All parameters of a model; those of adapters and what is trained beside them, if it has."""
+    kind = AdapterState if has_adapters(model) else ModelState
+    return kind(state_of(model, buffers=buffers))
 
 
 def setup_upload(self: object, client: Client, task: Task) -> tuple[Emission, ...]:

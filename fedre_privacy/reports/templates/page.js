@@ -38,23 +38,74 @@
 
   var dialog = document.createElement("dialog");
   if (typeof dialog.showModal !== "function") { return; }
-  var large = document.createElement("img");
-  dialog.appendChild(large);
   document.body.appendChild(dialog);
-  dialog.addEventListener("click", function () { dialog.close(); });
+  dialog.addEventListener("click", function (event) {
+    if (!event.target.closest("button, .target")) { dialog.close(); }
+  });
+
+  function button(words, act) {
+    var made = document.createElement("button");
+    made.type = "button";
+    made.textContent = words;
+    made.addEventListener("click", act);
+    return made;
+  }
+
+  function show(label, shown, buttons) {
+    var bar = document.createElement("div");
+    bar.className = "bar";
+    buttons.concat(button("Close", function () { dialog.close(); })).forEach(function (one) {
+      bar.appendChild(one);
+    });
+    dialog.replaceChildren(shown, bar);
+    dialog.setAttribute("aria-label", label);
+    if (!dialog.open) { dialog.showModal(); }
+  }
+
   document.querySelectorAll("img.enlarge").forEach(function (image) {
-    var button = document.createElement("button");
-    button.type = "button";
-    button.className = "zoom";
-    button.setAttribute("aria-label", "Enlarge: " + image.alt);
-    image.parentNode.replaceChild(button, image);
-    button.appendChild(image);
-    button.addEventListener("click", function () {
+    var opener = button("", function () {
+      var large = document.createElement("img");
       large.src = image.src;
       large.alt = image.alt;
-      large.className = image.classList.contains("pixels") ? "pixels" : "";
-      dialog.setAttribute("aria-label", image.alt);
-      dialog.showModal();
+      dialog.onkeydown = dialog.onclose = null;
+      show(image.alt, large, []);
+    });
+    opener.className = "zoom";
+    opener.setAttribute("aria-label", "Enlarge: " + image.alt);
+    image.parentNode.replaceChild(opener, image);
+    opener.appendChild(image);
+  });
+
+  document.querySelectorAll(".targets").forEach(function (gallery) {
+    var tiles = Array.from(gallery.children);
+    gallery.className = "targets tiles";
+
+    function open(at) {
+      var large = tiles[at].cloneNode(true);
+      var title = large.querySelector("h3");
+      title.textContent = title.textContent;
+      function go(by) {
+        return function () { if (tiles[at + by]) { open(at + by); } };
+      }
+      var back = button("Previous", go(-1)), next = button("Next", go(1));
+      back.disabled = at === 0;
+      next.disabled = at === tiles.length - 1;
+      dialog.onkeydown = function (event) {
+        if (event.key === "ArrowLeft") { go(-1)(); }
+        if (event.key === "ArrowRight") { go(1)(); }
+      };
+      dialog.onclose = function () { tiles[at].querySelector("button").focus(); };
+      title.tabIndex = -1;
+      show(title.textContent, large, [back, next]);
+      title.focus(); // the arrow keys go on from here
+    }
+
+    tiles.forEach(function (tile, at) {
+      var title = tile.querySelector("h3");
+      var opener = button(title.textContent, function () { open(at); });
+      opener.title = "Enlarge";
+      title.textContent = "";
+      title.appendChild(opener);
     });
   });
 })();

@@ -26,6 +26,6 @@ function filtered(given) {
 }
 
 entries.forEach((entry) => {
-  entry.text = [entry.path, entry.kind, entry.status, entry.problem,
+  entry.text = [entry.title, entry.path, entry.kind, entry.status, entry.problem,
     ...Object.values(entry.facets), "seed " + entry.seed].join(" ").toLowerCase();
 });

@@ -27,6 +27,39 @@ function svg(tag, given, ...children) {
   return made;
 }
 
+// A verdict: its icon, its colour and its word.
+function verdictOf(entry) {
+  const word = entry.facets.verdict;
+  return word ? el("strong", { class: "word " + entry.look },
+    svg("svg", { class: "icon", viewBox: "0 0 16 16", "aria-hidden": "true" },
+      svg("path", { d: index.icons[entry.look] })), " " + word) : null;
+}
+
+function captionOf(entry) {
+  return entry.thumbnail ? (index.truth ? "Truth above answer" : "Answers") + ", of the first targets."
+    : entry.bars.map((bar) => bar.label + " " + short(bar.value, 3)).join(", ") + ".";
+}
+
+// A small picture of a result: its first targets, or its leading number beside what it is held to.
+function small(entry) {
+  if (entry.thumbnail) {
+    return el("img", {
+      class: "pixels small", alt: captionOf(entry),
+      src: "data:image/png;base64," + entry.thumbnail,
+    });
+  }
+  if (!entry.bars.length) { return null; }
+  const most = Math.max(...entry.bars.map((bar) => bar.value)) || 1;
+  const each = 10;
+  return svg("svg", {
+    class: "small", viewBox: "0 0 80 " + (each * entry.bars.length), role: "img",
+    "aria-label": captionOf(entry),
+  }, entry.bars.map((bar, at) => svg("rect", {
+    class: at ? "beside" : entry.look, x: 0, y: at * each + 1, height: each - 3,
+    width: Math.max(1, 80 * (bar.value === null ? most : bar.value) / most),
+  }, svg("title", {}, bar.label + " " + short(bar.value, 3)))));
+}
+
 function say(words) { document.getElementById("said").textContent = words; }
 
 function short(value, digits) {

@@ -8,10 +8,7 @@ function one(entry, given, path) {
   const known = order.filter((name) => entry.facets[name]).map((name) => [NAMES[name] || name, entry.facets[name]]);
   if (entry.seed !== null) { known.push(["seed", String(entry.seed)]); }
   if (entry.started) { known.push(["started", entry.started]); }
-  main.replaceChildren(...[
-    el("nav", { class: "crumbs", "aria-label": "Where this is" }, el("a", { href: "#/" }, "All results"),
-      parent ? [" / ", el("a", { href: "#/entry/" + parent.id }, parent.name)] : null),
-    el("h1", { tabindex: "-1" }, entry.name),
+  const about = el("div", {},
     el("p", {}, known.filter(([name, words]) => !["partition", "started"].includes(name) && words !== "none")
       .map(([name, words]) => name + " " + words).join(" · ")),
     el("p", { class: "soft" }, entry.kind + " in " + entry.path,
@@ -23,20 +20,27 @@ function one(entry, given, path) {
           event.target.textContent = plural(chosen.size, "attack") + " chosen: go to the list to compare";
           event.target.setAttribute("aria-pressed", "true");
         },
-      }, "Choose to compare")] : null),
+      }, "Choose to compare")] : null));
+  main.replaceChildren(...[
+    el("nav", { class: "crumbs", "aria-label": "Where this is" }, el("a", { href: "#/" }, "All results"),
+      parent ? [" / ", el("a", { href: "#/entry/" + parent.id }, parent.title)] : null),
+    el("h1", { tabindex: "-1" }, entry.title),
     entry.status === "complete" ? null : el("div", { class: "flag" },
       el("strong", {}, entry.status.toUpperCase()), ": " + entry.problem),
     ...Object.entries(more.flags).map(([name, words]) => el("div", { class: "flag" },
       el("strong", {}, name), ": " + words)),
-    entry.facets.verdict ? el("div", { class: "verdict" }, el("strong", {}, entry.facets.verdict),
-      ...more.because.split("\n").map((line) => el("div", {}, line))) : null,
+    entry.facets.verdict ? el("div", { class: "lead" },
+      el("div", { class: "verdict " + entry.look }, verdictOf(entry),
+        ...more.because.split("\n").map((line) => el("p", {}, line))),
+      small(entry) ? el("figure", {}, small(entry), el("figcaption", {}, captionOf(entry))) : null,
+      about) : about,
     more.panels.length ? frontier(more.panels) : null,
     ...more.tables.slice(0, 1).map((t) => section(t.title, table(t.title, t.heads, t.rows))),
     more.targets ? gallery(entry, given, path) : null,
     below.length ? section("Attacks and audits of this run", table("Attacks and audits of this run",
       ["result", "verdict", "over floor", "n"], below.map((other) => [
-        el("a", { href: "#/entry/" + other.id }, other.name),
-        other.facets.verdict || other.status, other.score ? other.score.title + " " + other.score.text : "", other.n]))) : null,
+        el("a", { href: "#/entry/" + other.id }, other.title),
+        verdictOf(other) || other.status, other.score ? other.score.title + " " + other.score.text : "", other.n]))) : null,
     ...more.tables.slice(1).map((t) => section(t.title, table(t.title, t.heads,
       t.rows.map((cells) => cells.map((cell, at) => t.heads[at] === "run" ? linked(cell) : cell))))),
     section("Facts", facts([...known, ...Object.entries(more.facts)])),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from fedre_privacy.reports.attack import flags_of
 from fedre_privacy.runs.folder import COMPLETE
 from fedre_privacy.runs.settings import NAIVE
 
-from .entries import ATTACK, Column, ResultEntry, Score, Sheets, Table, Targets
+from .entries import ATTACK, Bar, Column, ResultEntry, Score, Sheets, Table, Targets
 from .folders import (
     ResultFolder,
     digest,
@@ -30,7 +31,7 @@ from .folders import (
     seed_of,
     settings_of,
 )
-from .pictures import drawable, sheets
+from .pictures import drawable, sheets, thumbnail
 from .records import AttackRecord, StateRecord, Values, VerdictRecord
 
 DOUBTS = ("fit", "spread", "expected_error", "s_min", "residual")
@@ -71,6 +72,8 @@ def read_attack(place: ResultFolder) -> ResultEntry:
     facts |= {"Took": human_seconds(record["wall_s"])} if "wall_s" in record else {}
     facts |= {"Isolation": record["isolation"]} if "isolation" in record else {}
     facts |= {"Again": "fedre-attack --config config.yaml --runs-dir ../../.. (in its folder)"}
+    complete = status == COMPLETE
+    targets, small = _targets(place, settings, record, measures) if complete else (None, None)
     return ResultEntry(
         ATTACK, place.path, status, failure_of(status, record.get("failure", ""), place),
         facets=facets, seed=seed_of(settings), started=record.get("started", ""),
@@ -82,7 +85,7 @@ def read_attack(place: ResultFolder) -> ResultEntry:
         ),
         facts=facts | made_with(record, place.folder, status),
         tables=tuple(_tables(record, measures)), settings=settings,
-        targets=_targets(place, settings, record, measures) if status == COMPLETE else None,
+        targets=targets, thumbnail=small, bars=_bars(lead),
     )  # fmt: skip
 
 
@@ -100,6 +103,15 @@ def _leading_measure(measures: Sequence[Measure]) -> Measure | None:
     if tested:
         return max(tested, key=lambda one: one[0])[1]
     return next((m for m in measures if m.over is not None), None)
+
+
+def _bars(lead: Measure | None) -> tuple[Bar, ...]:
+    """The leading measure beside its floor."""
+    if lead is None or lead.value is None or lead.floor is None:
+        return ()
+    if not (math.isfinite(lead.value) and math.isfinite(lead.floor)):
+        return ()
+    return Bar(lead.title, max(lead.value, 0.0)), Bar(lead.against, max(lead.floor, 0.0))
 
 
 def _tables(record: AttackRecord, measures: Sequence[Measure]) -> Iterator[Table]:
@@ -125,10 +137,11 @@ def _tables(record: AttackRecord, measures: Sequence[Measure]) -> Iterator[Table
 
 def _targets(
     place: ResultFolder, settings: Values, record: AttackRecord, measures: Sequence[Measure]
-) -> Targets | None:
+) -> tuple[Targets | None, bytes | None]:
+    """The targets, and a thumbnail of the first."""
     path = place.checked("scores.csv", COMPLETE)
     if not path.is_file():
-        return None
+        return None, None
     try:
         rows = pd.read_csv(io.StringIO(files.read_text(path, MOST_TEXT)))
     except (ValueError, pd.errors.ParserError, RecursionError) as error:
@@ -137,8 +150,8 @@ def _targets(
     if "group" in rows:
         rows = rows[rows["group"] == "target"].drop(columns="group").reset_index(drop=True)
     if not len(rows):
-        return None
-    pictures, marks = _pictures(place, len(rows))
+        return None, None
+    pictures, marks, small = _pictures(place, len(rows))
     keys = _keys(place, settings, record, rows, marks)
     owners = rows["client"] if "client" in rows else rows.index
     clusters = tuple(f"{place.split or place.path} {owner}" for owner in owners)
@@ -151,7 +164,7 @@ def _targets(
         rows = rows[[name for name in rows if _is_open(str(name), scores)]]
     columns = {str(name): _column(rows[name]) for name in rows}
     doubts = tuple(name for name in DOUBTS if name in columns)
-    return Targets(columns, scores, doubts, keys, clusters, pictures)
+    return Targets(columns, scores, doubts, keys, clusters, pictures), small
 
 
 def _is_open(name: str, scores: Mapping[str, object]) -> bool:
@@ -200,18 +213,20 @@ def _keys(
     return tuple(out)
 
 
-def _pictures(place: ResultFolder, count: int) -> tuple[dict[str, Sheets], list[int] | None]:
-    """Sheets of what was recovered and of what it was compared with; marks of the targets."""
+def _pictures(
+    place: ResultFolder, count: int
+) -> tuple[dict[str, Sheets], list[int] | None, bytes | None]:
+    """Sheets of what was recovered and compared with, marks of the targets, a thumbnail."""
     out: dict[str, Sheets] = {}
     path = place.checked("recovered.safetensors", COMPLETE)
     recovered = files.read_tensors(path) if path.is_file() else {}
     images = recovered.get("images")
     if images is None or not drawable(images) or len(images) < count:
-        return {}, None
+        return {}, None, None
     out["answer"] = sheets(images[:count])
     path = place.checked(PICTURES, COMPLETE)
     if not path.is_file():
-        return out, None
+        return out, None, thumbnail([images[:count]])
     kept = files.read_tensors(path)
     truth, floor, of = (kept.get(name, torch.zeros(0)) for name in ("truth", "floor", "floor_of"))
     marks = kept.get("marks", torch.zeros(0))
@@ -221,4 +236,6 @@ def _pictures(place: ResultFolder, count: int) -> tuple[dict[str, Sheets], list[
     if place.truth:
         out["truth"] = sheets(truth)
     out["floor"] = sheets(floor, of)
-    return out, [int(mark) for mark in marks.tolist()]
+    beside = place.truth and truth.shape[1:] == images.shape[1:]
+    small = thumbnail([*([truth] if beside else []), images[:count]])
+    return out, [int(mark) for mark in marks.tolist()], small

@@ -93,6 +93,18 @@ class FrontierPanel:
 
 
 @dataclass(frozen=True)
+class Bar:
+    """One bar of the small chart in the list.
+
+    Args:
+        value: at least 0, in the unit of the other bars beside it.
+    """
+
+    label: str
+    value: float
+
+
+@dataclass(frozen=True)
 class ResultEntry:
     """One run, attack, audit, membership game or benchmark.
 
@@ -102,6 +114,7 @@ class ResultEntry:
         facets: what it can be filtered by: protocol, scheme, defence, data, attack, target,
             adversary, verdict, as far as they apply.
         n: targets, guesses or trainings behind it.
+        thumbnail: PNG of the first targets; the list shows it, or else the bars.
     """
 
     kind: str
@@ -122,6 +135,8 @@ class ResultEntry:
     parent: str = ""
     targets: Targets | None = None
     panels: tuple[FrontierPanel, ...] = ()
+    thumbnail: bytes | None = None
+    bars: tuple[Bar, ...] = ()
 
     @property
     def name(self) -> str:

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -22,9 +23,11 @@ from fedre_privacy.core.safe_text import visible
 from fedre_privacy.core.units import plural
 from fedre_privacy.reports.html import Html, fill_template
 from fedre_privacy.reports.page_parts import NAME
+from fedre_privacy.reports.verdict_icons import ICONS, look_of
 
 from .entries import DAMAGED, ResultEntry, Sheets, Targets
 from .reader import collect
+from .titles import title_of
 
 MOST_INSIDE = 64 << 20
 """Bytes of pictures above which a folder is made and no single file, unless told where to write."""
@@ -169,7 +172,7 @@ def _blocks(
             "panels": [asdict(panel) for panel in entry.panels],
         }
         single.append((f"e{ids[entry.path]}", _json(more)))
-    index = {"title": _title(root), "truth": truth, "entries": listed}
+    index = {"title": _title(root), "truth": truth, "icons": ICONS, "entries": listed}
     return [("index", _json(index)), *single]
 
 
@@ -181,6 +184,9 @@ def _list_row(entry: ResultEntry) -> dict[str, Any]:
         "problem": entry.problem, "facets": dict(entry.facets), "seed": entry.seed,
         "started": entry.started, "score": None if entry.score is None else asdict(entry.score),
         "n": entry.n, "accuracy": entry.accuracy, "pairs": scored,
+        "title": title_of(entry),
+        "look": look_of(entry.facets.get("verdict", "")), "bars": [asdict(b) for b in entry.bars],
+        "thumbnail": None if entry.thumbnail is None else b64encode(entry.thumbnail).decode(),
     }  # fmt: skip
 
 

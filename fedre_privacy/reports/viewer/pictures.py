@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedre_privacy.reports.html import png
 
 from .entries import Sheets
+
+SMALL_COUNT, SMALL_SIDE = 4, 32
+"""Targets in a thumbnail, and the longest side of each of its pictures (pixels)."""
 
 MOST_PIXELS = 1 << 20
 """Pixels of a sheet."""
@@ -42,3 +46,20 @@ def sheets(images: Tensor, which: Tensor | None = None) -> Sheets:
     return Sheets(
         width, height, across, each, tuple(pngs), None if which is None else tuple(which.tolist())
     )
+
+
+def thumbnail(rows: Sequence[Tensor]) -> bytes:
+    """A PNG of the first targets side by side.
+
+    Args:
+        rows: pictures (N, C, H, W) in [0, 1] or uint8, one row below the other; of one size.
+    """
+    drawn = []
+    for images in rows:
+        some = images[:SMALL_COUNT].float() / (255 if images.dtype == torch.uint8 else 1)
+        share = min(1.0, SMALL_SIDE / max(some.shape[2:]))
+        if share < 1:
+            size = [max(1, round(share * side)) for side in some.shape[2:]]
+            some = nn.functional.interpolate(some.nan_to_num(0.0), size=size, mode="area")
+        drawn.append(torch.cat(list(some), dim=2))
+    return png(torch.cat(drawn, dim=1))

@@ -36,6 +36,7 @@ from .entries import (
     DAMAGED,
     MEMBERSHIP,
     RUN,
+    Bar,
     FrontierPanel,
     ResultEntry,
     Row,
@@ -165,6 +166,7 @@ def read_run(place: ResultFolder) -> ResultEntry:
         for key in (f"acc_{moment}",)
         if final.get(key) is not None
     ]
+    accuracy = final.get(f"acc_{moment}")
     facts = {"Training": record.get("summary", "")}
     facts |= {"Took": human_seconds(record["wall_s"])} if "wall_s" in record else {}
     active = record.get("active_server", "")
@@ -173,9 +175,10 @@ def read_run(place: ResultFolder) -> ResultEntry:
     return ResultEntry(
         RUN, place.path, status, failure_of(status, record.get("failure", ""), place),
         facets=facets, seed=seed_of(settings), started=record.get("started", ""),
-        accuracy=final.get(f"acc_{moment}"), flags=flags_of(active, "", False),
+        accuracy=accuracy, flags=flags_of(active, "", False),
         facts=facts | made_with(record, place.folder, status),
         tables=(Table("Result", rows),) if rows else (), settings=settings,
+        bars=(Bar("accuracy", accuracy), Bar("at most", 1.0)) if accuracy is not None else (),
     )  # fmt: skip
 
 
@@ -207,6 +210,8 @@ def read_audit(place: ResultFolder) -> ResultEntry:
         score=Score("epsilon shown", record["shown"], f"epsilon >= {record['shown']:.2f}"),
         n=record["trials"], facts={key: record[key] for key in ("Claim", "Game", "Attacker")},
         tables=(Table("Result", [row]),),
+        bars=(Bar("shown", record["shown"]), Bar("promised" if promised else "could show",
+                                                 promised or record["ceiling"])),
     )  # fmt: skip
 
 
@@ -242,6 +247,7 @@ def read_membership(place: ResultFolder) -> ResultEntry:
         facts={key: " ".join(record[key].split()) for key in ("Worlds", "Game", "Attacker")}
         | {"Took": human_seconds(record["seconds"])},
         tables=tuple(tables), settings=settings,
+        bars=() if best is None else (Bar("AUC", best["auc"]), Bar("a coin", 0.5)),
     )  # fmt: skip
 
 
@@ -291,6 +297,8 @@ def read_benchmark(place: ResultFolder) -> ResultEntry:
             "Took": f"{human_seconds(took)} (sum over trainings)",
         },
         tables=tuple(table for table in tables if table.rows), panels=tuple(panels),
+        bars=tuple(Bar(f"accuracy of {point.label}", point.accuracy)
+                   for panel in panels[:1] for point in panel.points[:4]),
     )  # fmt: skip
 
 

@@ -105,6 +105,34 @@ def test_one_default_of_smoothness_suits_untrained_and_trained_networks(
     assert score[None] > psnr(images.mean(0).expand_as(images[:4]), images[:4]) + 8
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("state", ["untrained", "trained"])
+def test_public_images_tell_what_images_are_like(state, half_trained, gradient_of, watch, psnr):
+    """A batch comes nearer, others at the client do not, and noise stays at the floor."""
+    models, images, labels = half_trained
+    model = models[state].requires_grad_(False)
+    wanted, order = images[:4], labels[:4].argsort(stable=True)
+    sent = [GradientState(gradient_of(model, wanted, labels[:4]))]
+    rng = torch.Generator().manual_seed(0)
+    noise = [
+        GradientState(
+            {k: v.std() * torch.randn(v.shape, generator=rng) for k, v in sent[0].params.items()}
+        )
+    ]
+
+    def answered(sent, **how):
+        seen = watch(sent, model, size=4, shape=(1, 16, 16), threat="strong")
+        seen = replace(seen, aux=images[20:], aux_labels=labels[20:])
+        attack = attacks.get("inverting-gradients")(steps=100, bn="eval", **how)
+        return psnr(attack(seen).images, wanted[order])
+
+    base = psnr(images[20:].mean(0).expand_as(wanted), wanted)
+    public = answered(sent, prior="public")
+    assert public > answered(sent) + 0.5
+    assert public > base + 1
+    assert answered(noise, prior="public") < base + 1
+
+
 @pytest.mark.parametrize("name", ["idlg", "inverting-gradients"])
 def test_the_same_seed_gives_the_same_images_whoever_else_is_attacked(
     name, smooth, small, small_labels, gradient_of, watch
@@ -185,6 +213,12 @@ def test_missing_knowledge_is_refused(name, smooth, watch):
     params = {key: value.detach() for key, value in model.named_parameters()}
     with pytest.raises(IncompatibleError, match="needs TRAINING"):
         attacks.get(name)()(watch([ModelState(params)], model, threat="eavesdropper"))
+
+
+def test_public_images_have_to_be_granted(smooth, small, small_labels, gradient_of, watch):
+    sent = [GradientState(gradient_of(smooth(), small[:1], small_labels[:1]))]
+    with pytest.raises(IncompatibleError, match="needs AUX-DATA"):
+        attacks.get("inverting-gradients")(prior="public")(watch(sent, smooth()))
 
 
 def test_uploads_name_their_attacks():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,10 +11,19 @@ from torch import nn
 
 from fedre_privacy.active_server.base import ServerKnowledge, ServerView, steerings
 from fedre_privacy.attacks.base import attacks
+from fedre_privacy.attacks.gradients.victims import Victim
+from fedre_privacy.attacks.imprint import read_layers
 from fedre_privacy.core.artifacts import GradientState, LowRankChange, ModelState
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
-from fedre_privacy.models.split import load_parameters
+from fedre_privacy.models.adapters import AdaptedBackbone, AdapterForm, Bottleneck, LowRank
+from fedre_privacy.models.hidden import (
+    HiddenLayer,
+    imprintable,
+    imprintable_together,
+    passed_on,
+)
+from fedre_privacy.models.split import SplitModel, load_parameters
 from fedre_privacy.protocols.fedkd import pack
 
 
@@ -168,3 +178,99 @@ def test_models_without_a_layer_to_imprint_are_named_and_so_is_why(smooth):
     assert steerings.get("fishing")(label=3).lacks(smooth()) == ""
     assert "10 classes; 'steering.label' 12" in steerings.get("fishing")(label=12).lacks(smooth())
     assert "no extractor with a head" in steerings.get("fishing")().lacks(nn.Linear(2, 2))
+
+
+# --- bottleneck adapters --------------------------------------------------------------------------
+
+
+def adapted_net(side, rank=16, adapters=1):
+    """Frozen convolutions, the first of `side` pixels, each with a bottleneck adapter behind it."""
+    rng, parts = stream(5, "block"), []
+    for number in range(adapters):
+        block = nn.Conv2d(48, 48, 1) if number else nn.Conv2d(1, 48, side, stride=side)
+        for name in ("weight", "bias"):
+            value = torch.randn(getattr(block, name).shape, generator=rng) / 4
+            delattr(block, name)
+            block.register_buffer(name, value, persistent=False)
+        parts.append(Bottleneck(nn.Sequential(block, nn.ReLU()), 48, AdapterForm(rank=rank)))
+        with torch.no_grad():
+            for value in parts[-1].parameters():
+                value.copy_(torch.randn(value.shape, generator=rng) / 8)
+    backbone = AdaptedBackbone(nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten()))
+    model = SplitModel(backbone, nn.Identity(), dim=48, num_classes=10)
+    with torch.no_grad():
+        model.head.weight.copy_(torch.randn(model.head.weight.shape, generator=rng) / 8)
+    return model.eval().requires_grad_(False)
+
+
+def vectors_read(model, sent, images):
+    """Shares of the vectors read and of the true ones that are the same to 1 %."""
+    hidden = imprintable(model)
+    assert isinstance(hidden, HiddenLayer)
+    found = read_layers(Victim(0, 1, model, sent, local=False), (1, 8, 8), 0.01).inputs
+    true = hidden.inputs(images)
+    near = torch.cdist(found, true) < 0.01 * true.norm(dim=1)
+    return len(found), int(near.any(0).sum()), len(true)
+
+
+@pytest.mark.parametrize("side", [8, 4])
+def test_vectors_alone_in_a_bin_of_an_adapter_are_exact_and_noise_gives_none(
+    small, small_labels, gradient_of, side
+):
+    mine, labels = small[:12], small_labels[:12]
+    model = steered("imprint", adapted_net(side), small[60:], directions=1, samples=12)
+    sent = gradient_of(model, mine, labels)
+    read, right, count = vectors_read(model, sent, mine)
+    assert count == 12 * (8 // side) ** 2 and read <= 16
+    assert right >= 4  # of 16 bins with a vector in each on average 6 hold just one
+    rng = stream(0, "noise")
+    noise = {k: v.std() * torch.randn(v.shape, generator=rng) for k, v in sent.items()}
+    assert vectors_read(model, noise, mine)[1] == 0
+    assert vectors_read(model, sent, small[12:24])[1] == 0  # another client's
+
+
+def test_what_two_adapters_give_alike_is_certain(small, small_labels, gradient_of):
+    mine, image = small[:12], torch.zeros(1, 1, 8, 8)
+    model = steered("imprint", adapted_net(8, adapters=3), small[60:], directions=1, samples=12)
+    layers = imprintable_together(model, image)
+    assert len(layers) == 3 and layers[-1].name == imprintable(model).name
+    fed = passed_on(layers[0].inputs(mine), layers[0], layers[-1], image)
+    torch.testing.assert_close(fed, layers[-1].inputs(mine), rtol=1e-4, atol=1e-4)
+    sent = gradient_of(model, mine, small_labels[:12])
+    found = read_layers(Victim(0, 1, model, sent, local=False), (1, 8, 8), 0.01)
+    true = layers[-1].inputs(mine)
+    near = torch.cdist(found.inputs, true) < 0.01 * true.norm(dim=1)
+    assert int(found.certified.sum()) >= 3 and bool(near.any(1)[found.certified].all())
+    assert bool((near.sum(0) <= 1).all())  # each once
+    single = steered("imprint", adapted_net(8), small[60:], directions=1, samples=12)
+    alone = vectors_read(single, gradient_of(single, mine, small_labels[:12]), mine)
+    assert int(near.any(0).sum()) > alone[1]
+
+
+def test_images_come_from_adapters_by_public_images(small, small_labels, gradient_of, watch, psnr):
+    model = steered("imprint", adapted_net(8, 32), small[40:], directions=1, samples=8)
+    mine, attack = small[:8], attacks.get("imprint")()
+    sent = gradient_of(model, mine, small_labels[:8])
+
+    def best(params):
+        seen = watch([GradientState(params)], model, size=8, threat="strong")
+        seen = replace(seen, aux=small[40:], aux_labels=small_labels[40:])
+        found = attack(seen).images
+        gaps = (mine[:, None] - found[None]).square().flatten(2).mean(2).amin(1)
+        return float((-10 * gaps.clamp(min=1e-6).log10()).mean())
+
+    rng = stream(0, "noise")
+    noise = {k: v.std() * torch.randn(v.shape, generator=rng) for k, v in sent.items()}
+    floor = psnr(small[40:].mean(0).expand_as(mine), mine)
+    assert best(sent) > floor + 3 > floor > best(noise)
+    seen = watch([GradientState(sent)], model, size=8, threat="strong")
+    own, others = (attack.explained(seen, x, small_labels[:8]) for x in (mine, small[8:16]))
+    assert float(own.min()) > 0.999 > float(others.max())
+
+
+def test_low_rank_adapters_have_no_bins():
+    layer = LowRank(nn.Linear(48, 48), AdapterForm(rank=4))
+    model = SplitModel(
+        AdaptedBackbone(nn.Sequential(nn.Flatten(), layer)), nn.Identity(), dim=48, num_classes=10
+    )
+    assert "of low rank" in steerings.get("imprint")().lacks(model)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedre_privacy.attacks.base import Context, attacks
-from fedre_privacy.attacks.spear import decompose_gradient
+from fedre_privacy.attacks.spear import decompose_gradient, draws_needed
 from fedre_privacy.core.artifacts import GradientState, ModelState
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.models.split import Normalise, SplitModel
@@ -84,6 +84,41 @@ def test_over_many_batches_certified_means_right(dense, small, small_labels, gra
     clean = torch.tensor([k % 3 != 0 for k in range(30)])
     asked = sum(len(wanted[k]) for k in range(30) if clean[k])
     assert int(given[clean].sum()) > 0.75 * asked
+
+
+def test_fourteen_images_come_whole_and_the_same_again(dense, small, small_labels, gradient_of):
+    net = dense(seed=3, width=512)
+    mine, name = small[20:34], "extractor.backbone.1"
+    sent = gradient_of(net, mine, small_labels[20:34])
+    layer, parts = net.extractor.backbone[1], (sent[f"{name}.weight"], sent[f"{name}.bias"])
+    found, again, other = (
+        decompose_gradient(
+            layer,
+            *parts,
+            torch.Generator().manual_seed(0),
+            most=16,
+            tries=32768,
+            following=following,
+        )
+        for following in (net.head.weight, net.head.weight, torch.randn(10, 512))
+    )
+    wanted = net.extractor.normalise(mine).flatten(1)
+    assert found.rank == 14 and bool(found.certified.all())
+    assert float(errors(found.inputs, wanted).max()) < 1e-3
+    assert float(errors(wanted, found.inputs).max()) < 1e-3
+    assert torch.equal(found.inputs, again.inputs)
+    right = errors(other.inputs, wanted) < 1e-3  # wrong weights behind it certify nothing wrong
+    assert bool(right[other.certified].all())
+
+
+def test_the_chance_is_stated_beforehand():
+    """Twice the draws for each further sample where half of the units are off, and more."""
+    assert draws_needed(1, 0.5) == 3  # ln 20
+    assert 46_000 < draws_needed(14, 0.5) < 46_300 and draws_needed(14, 0.7) < 600
+    rng, rank, off = torch.Generator().manual_seed(0), 4, 0.6
+    draws = draws_needed(rank, off)
+    hit = (torch.rand(2000, draws, rank, rank - 1, generator=rng) < off).all(3).any(1).all(1)
+    assert 0.93 < float(hit.double().mean()) < 0.99
 
 
 def test_inputs_behind_convolutions_are_exact(digits, gradient_of, watch, psnr):

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from fedre_privacy.core.artifacts import HeadState, Prototypes
+from fedre_privacy.core.rng import secret
+from fedre_privacy.protocols.blocks import state
 from fedre_privacy.protocols.blocks.state import Samples, Setting, Task, Training, only_artifact
 
 SETTING = Setting(Training(seed=3), 4, (1, 2, 2), (6,), ("tiny",), ((1,),), torch.device("cpu"))
@@ -43,3 +45,35 @@ def test_only_finds_the_one_artifact_of_a_kind():
     for message in ((), (protos,), (head, head)):
         with pytest.raises(LookupError, match="expected one HeadState"):
             only_artifact(message, HeadState)
+
+
+def numbered(count: int = 12) -> Samples:
+    pixels = torch.arange(count, dtype=torch.uint8)[:, None, None, None].expand(-1, 1, 2, 2)
+    return Samples(pixels.contiguous(), torch.arange(count) % 3)
+
+
+def test_samples_taken_of_samples_share_their_pixels():
+    whole = numbered()
+    some = whole.take(torch.tensor([7, 2, 2, 11]))
+    fewer = some.take(torch.tensor([True, False, True, True]))
+    assert some.pool is whole.pool and fewer.pool is whole.pool
+    assert whole.images.data_ptr() == whole.pool.data_ptr()
+    assert some.images[:, 0, 0, 0].tolist() == [7, 2, 2, 11] and len(some) == 4
+    assert fewer.images[:, 0, 0, 0].tolist() == [7, 2, 11] and fewer.labels.tolist() == [1, 2, 2]
+    images, labels = fewer.batch(torch.tensor([2, 0]))
+    assert torch.equal(images[:, 0, 0, 0], torch.tensor([11, 7]) / 255)
+    assert labels.tolist() == [2, 1]
+    assert torch.equal(fewer.batch(slice(1, 3))[0], fewer.batch(torch.tensor([1, 2]))[0])
+
+
+@pytest.mark.parametrize("hashed", [1, 5, 256])
+def test_shared_pixels_have_the_fingerprint_of_a_copy(hashed, monkeypatch):
+    monkeypatch.setattr(state, "HASHED", hashed)
+    chosen = torch.tensor([3, 9, 1, 0, 4, 8])
+    whole = numbered()
+    copied = Samples(whole.images[chosen].clone(), whole.labels[chosen])
+    expected = secret(0, "samples", copied.images, copied.labels)
+    assert whole.take(chosen).fingerprint() == copied.fingerprint() == expected
+    assert whole.take(chosen.flip(0)).fingerprint() != expected
+    nobody = whole.take(torch.arange(0))
+    assert nobody.fingerprint() == secret(0, "samples", nobody.images, nobody.labels)

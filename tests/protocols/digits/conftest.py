@@ -38,6 +38,7 @@ class World:
         per_class: int,
         models: str,
         dim: int,
+        device: str = "cpu",
         **training: Any,
     ) -> None:
         if name in SMALL:
@@ -57,7 +58,7 @@ class World:
             record=RecordSettings(),
             protocol=self.protocol,
         )
-        prepared = prepare(self.settings, torch.device("cpu"))
+        prepared = prepare(self.settings, torch.device(device))
         self.setting = prepared.setting
         self.clients = build_clients(self.settings, prepared)
         with seeded_generators(self.settings.train.seed, SERVER_STATE):

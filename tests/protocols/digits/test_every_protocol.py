@@ -82,6 +82,8 @@ SIZES = {
     "fedral": {"blocks": (1, 2)},
     "fedgen": {"hidden": 64, "steps": 20},
     **dict.fromkeys(["fedmrl", "fml", "fedapen", "fedkd"], {"small": ModelSettings(dim=128)}),
+    "fedpft": {"local": "trained"},  # else nothing is
+    "fedcgs": {"ridge": 0.01},  # of 512 values and fewer images the covariance is singular
 }
 
 
@@ -111,6 +113,10 @@ def expected_traffic(name, fed, round):
     h = 12
     generator = (h + C) * h + h + 2 * h + h * D + D
     first = round == 1
+    several = sum(
+        int((fed.clients[k].train.labels.bincount() > 1).sum()) for k in chosen
+    )  # a class of one image has no covariance
+    full = D + D * (D + 1) // 2
     return {
         "local": (0, 0, 0, 0),
         "fedavg": (s * model, s * model, s * model, s * model),
@@ -131,6 +137,8 @@ def expected_traffic(name, fed, round):
         "fedral": (s * D * D // 4, s * D * D // 4, *((s * D * D // (1 if first else 4),) * 2)),
         "fedallrep": (n * D, n * (D + 1), s * H, s * H),
         "fedre": (s * D, s * (D + C), s * H, s * H),
+        "fedcgs": (p * D + s * D * D, p * (D + 2) + s * D * D, s * H, s * H),
+        "fedpft": (several * full, several * (full + 2), s * H, s * H),
     }[name]
 
 
@@ -190,7 +198,8 @@ def test_different_architectures_cannot_be_averaged(world, name):
 def test_different_architectures_are_fine_elsewhere(world, name):
     fed = world(name, models="cnn4,resnet4", train={"rounds": 1})
     (row,) = fed.run()
-    assert 0 < row["loss"] < 100
+    trains = bool(fed.protocol.modules(fed.clients[0]))
+    assert 0 < row["loss"] < 100 if trains else row["loss"] == 0
 
 
 @pytest.mark.parametrize(

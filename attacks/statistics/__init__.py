@@ -1,0 +1,1 @@
+"""Solvers that take class statistics apart into single representations, all pure functions."""

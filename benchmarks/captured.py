@@ -1,0 +1,152 @@
+"""What captured steps save: host calls, waits and, on a GPU, time.
+
+Without a GPU the tensor operations of one plain local step are counted (forward, backward, update;
+each is a call of the host and, on a GPU, one or more kernels), and how often the host waits. A
+captured step is one launch, and a round waits once for all clients. With a GPU the same rounds are
+timed in alternation, step by step and captured; mean losses of the first round must agree.
+
+Usage: python benchmarks/captured.py [--architectures cnn4,resnet18,het10] [--steps 117]
+                                     [--device cuda]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import rounds
+import tools
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedre_privacy.federation.captured_steps import CapturedTraining
+from fedre_privacy.federation.steps import client_step
+from fedre_privacy.models.families import members_of
+from fedre_privacy.protocols.blocks.state import Task
+
+WAITS = ("aten._local_scalar_dense", "aten.nonzero", "aten.equal", "aten._unique2")
+FREE = ("aten.view", "aten.detach", "aten.t", "aten.expand", "aten.slice", "aten.select")
+"""Operations that launch nothing."""
+
+
+class Operations(TorchDispatchMode):
+    """Counts the tensor operations of a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[str(func).rpartition(".")[0]] += 1
+        return func(*args, **(kwargs or {}))
+
+    def kernels(self) -> int:
+        """Operations that compute something."""
+        return sum(n for name, n in self.counts.items() if name not in FREE)
+
+    def waits(self) -> int:
+        """Operations after which the host knows values."""
+        return sum(self.counts[name] for name in WAITS)
+
+
+def federation(architecture: str, steps: int, clients: int, device: torch.device) -> Any:
+    """Clients of one architecture with so many steps a round, batches of 32."""
+    return rounds.build(
+        "local", clients=clients, samples=32 * steps, batch=32, rounds=100,
+        architecture=architecture, device=device,
+    )  # fmt: skip
+
+
+def counted(architecture: str) -> tuple[int, int]:
+    """Operations of one local step, and waits of a client's round of two steps."""
+    found = []
+    for steps in (1, 2):
+        made = federation(architecture, steps, 1, torch.device("cpu"))
+        task = Task(made.setting, 1, 0)
+        with Operations() as operations:
+            client_step(made.protocol, made.clients[0], (), task)
+        found.append(operations)
+    return found[1].kernels() - found[0].kernels(), found[1].waits()
+
+
+def timed(
+    architecture: str, steps: int, clients: int, repeats: int, device: torch.device
+) -> tuple[float, float, float]:
+    """Seconds of a round step by step and captured, and the median of paired ratios."""
+    plain, graphs = (federation(architecture, steps, clients, device) for _ in "ab")
+    captured = CapturedTraining(graphs.protocol, graphs.setting)
+
+    def one_by_one(round: int) -> list[float]:
+        tasks = [Task(plain.setting, round, client.id) for client in plain.clients]
+        return [
+            client_step(plain.protocol, client, (), task)[1]
+            for client, task in zip(plain.clients, tasks, strict=True)
+        ]
+
+    def at_once(round: int) -> list[float]:
+        done = captured.train(graphs.clients, range(clients), round)
+        assert len(done) == clients, "some client was not captured"
+        return list(done.values())
+
+    pairs = []
+    for round in range(1, repeats + 2):
+        taken, losses = {}, {}
+        for work in (one_by_one, at_once) if round % 2 else (at_once, one_by_one):
+            tools.wait(device)
+            began = time.perf_counter()
+            losses[work] = work(round)
+            tools.wait(device)
+            taken[work] = time.perf_counter() - began
+        pairs.append((taken[one_by_one], taken[at_once]))
+        if round == 1:  # later, rounding has grown in deep models with BatchNorm
+            torch.testing.assert_close(*map(torch.tensor, losses.values()), rtol=0.1, atol=0)
+    first, second = (statistics.median(column) for column in zip(*pairs[1:], strict=True))
+    return first, second, statistics.median(a / b for a, b in pairs[1:])
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    options = tools.options(__doc__)
+    options.add_argument("--architectures", default="cnn4,resnet18,het10")
+    options.add_argument("--clients", type=int, default=10)
+    options.add_argument("--steps", type=int, default=117, help="of a client and round")
+    options.add_argument("--repeats", type=int, default=5)
+    options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Count, and on a GPU time, one row for each model."""
+    chosen = parser().parse_args(arguments)
+    device = torch.device(chosen.device)
+    print(f"torch {torch.__version__}, {chosen.clients} clients, {chosen.steps} steps a round")
+    print(f"{'models':<12}{'operations a step':>19}{'host calls a round':>20}{'captured':>10}"
+          f"{'waits a round':>15}{'captured':>10}")  # fmt: skip
+    for name in chosen.architectures.split(","):
+        members = members_of(name)
+        each = [counted(member) for member in members]
+        everyone = [each[k % len(members)] for k in range(chosen.clients)]
+        operations = [count for count, _ in each]
+        spread = f"{min(operations)}" + (
+            f" to {max(operations)}" if len(set(operations)) > 1 else ""
+        )
+        calls = sum(count for count, _ in everyone) * chosen.steps
+        waits = sum(count for _, count in everyone)
+        print(f"{name:<12}{spread:>19}{calls:>20}{chosen.clients * chosen.steps:>10}"
+              f"{waits:>15}{waits - chosen.clients + 1:>10}", flush=True)  # fmt: skip
+    if device.type != "cuda":
+        return
+    print(f"\n{tools.device_name(device)}, {chosen.repeats} rounds of each in alternation")
+    print(f"{'models':<12}{'step by step':>14}{'captured':>12}{'ratio':>8}")
+    for name in chosen.architectures.split(","):
+        size = (name, chosen.steps, chosen.clients, chosen.repeats, device)
+        first, second, ratio = timed(*size)
+        print(f"{name:<12}{first:>12.3f} s{second:>10.3f} s{ratio:>8.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

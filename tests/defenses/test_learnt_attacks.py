@@ -1,0 +1,166 @@
+"""Attackers of learnt defences: what they hold, what knowing is worth, and planted defences."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedre_privacy.attacks.base import attacks
+from fedre_privacy.core import files
+from fedre_privacy.core.artifacts import EntangledRep, Prototypes
+from fedre_privacy.core.registry import allow_module_paths
+from fedre_privacy.core.rng import stream
+from fedre_privacy.defenses.learnt import DefendedExtractor
+from fedre_privacy.experiments.attack import attack
+from fedre_privacy.experiments.targets import TargetSource
+from fedre_privacy.runs.resolution import resolve_attack
+from fedre_privacy.runs.training import train
+
+HERE = Path(__file__).parent
+adaptation = runpy.run_path(str(HERE / "test_adaptation.py"))
+asked = adaptation["asked"]
+
+
+@pytest.fixture
+def planted(monkeypatch):
+    """Name a defence of `planted.py`."""
+    monkeypatch.syspath_prepend(HERE)
+
+    def name(one):
+        allow_module_paths(f"planted:{one.split(':')[0]}")
+        return f"planted:{one}"
+
+    return name
+
+
+@pytest.fixture
+def run(planted, tiny, tmp_path):
+    def make(name, protocol="fedgh", rounds=2, **sections):
+        own = {"train": {"rounds": rounds, "clients": 2}, **sections}
+        settings = tiny(
+            protocol={"name": protocol}, defense=[planted(name)], record={"keep_every": 1}, **own
+        )
+        return train(settings, runs=tmp_path / "runs")
+
+    return make
+
+
+def test_who_knows_of_it_holds_the_extractor_that_made_the_upload(run):
+    made = run("Gate")
+    images = torch.rand(5, *made.image_shape)
+    for attacker, held in (("adaptive", True), ("naive", False)):
+        seen = asked(made, "linear", attacker=attacker).observation
+        for extractor in seen.extractors.values():
+            assert isinstance(extractor, DefendedExtractor) == held
+    own = asked(made, "linear").observation.extractors[0, 2]
+    assert torch.equal(own(images), made.extractor(0, 2)(images))
+
+
+def test_what_is_sent_is_what_the_attackers_extractor_draws(run):
+    made = run("Gate:noise=0.3", protocol="fedallrep")
+    seen = asked(made, "linear").observation
+    images = torch.rand(8, *made.image_shape)
+    (upload,) = [u for u in seen.uploads if u.client == 0 and u.round == 2]
+    source = made.settings.data.load()
+    split = files.read_tensors(made.folder / "private" / "split.safetensors")["train0"]
+    own = source.images[split].float() / 255
+    extractor = seen.extractors[0, 2]
+    left = upload.artifacts[0].reps - extractor(own)
+    assert left.std().item() == pytest.approx(0.3, rel=0.1)
+    assert not torch.equal(extractor.sample(images, stream(1, "a")), extractor(images))
+
+
+def test_what_is_not_sent_is_drawn_as_a_client_would(run):
+    made = run("Gate:noise=0.3")
+    data = made.settings.data.load()
+    source, again = (TargetSource(made, data, round=None, seed=0) for _ in range(2))
+    found = source.group("representations", 20)
+    images = iter(found.truth.images)
+    for upload in found.uploads:
+        reps = upload.artifacts[0].reps
+        own = torch.stack([next(images) for _ in reps])
+        left = reps - made.extractor(upload.client, source.round)(own)
+        assert left.std().item() == pytest.approx(0.3, rel=0.1)
+    again = TargetSource(made, made.settings.data.load(), round=None, seed=0).group(
+        "representations", 20
+    )
+    assert torch.equal(again.uploads[0].artifacts[0].reps, found.uploads[0].artifacts[0].reps)
+
+
+def test_gradients_went_through_learnt_changes_that_attacks_on_them_do_not_use(tiny, tmp_path):
+    own = {"train": {"rounds": 1, "clients": 2}, "protocol": {"name": "fedsgd"}}
+    made = train(tiny(defense=["mixup"], **own), runs=tmp_path / "runs")
+    said = asked(made, "inverting-gradients").lines()["Attacker"]
+    assert "knows mixup, does not use it" in said
+
+
+READERS = {"fedgh": Prototypes, "fedre": EntangledRep}
+PAIRS = [
+    pytest.param(
+        protocol, given, name, id=f"{name}-{protocol}-{given}",
+        marks=() if name == "linear" and given == "Gate:noise=0.1" else (pytest.mark.slow,),
+    )
+    for protocol, kind in READERS.items()
+    for given in ("Short", "Gate:noise=0.1")
+    for name in attacks.names()
+    if issubclass(kind, attacks.get(name).consumes)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("protocol", "given", "name"), PAIRS)
+def test_the_attacker_line_is_true(protocol, given, name, run):
+    adaptation["told_truly"](run(given, protocol=protocol, rounds=3), name)
+
+
+def difference(made, name, attacker, **settings):
+    """PSNR over the floor of the best guess that does not know the upload, and the verdict."""
+    values = {
+        "attack": {"name": name, **settings}, "threat": "strong",
+        "eval": {"targets": 24, "ceiling": 0, "attacker": attacker, "candidates": 10},
+    }  # fmt: skip
+    card = attack(made, resolve_attack(values, {}, [])).card
+    psnr = next(one for one in card.measures if one.key == "psnr")
+    return psnr.value - psnr.floor, card.verdict.word
+
+
+LEARNT = {
+    "data": {"name": "digits", "size": 16, "per_class": 40},
+    "partition": {"name": "pra", "alpha": 5.0},
+    "model": {"name": "cnn4", "dim": 64},
+}
+GOOD = {"rounds": 6, "clients": 2, "epochs": 2, "lr": 0.1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["linear", "ensemble-kalman"])
+def test_hidden_gradients_are_no_defence_against_who_knows_of_them(name, run):
+    made = run("Rounded", protocol="fedallrep", **{**LEARNT, "train": GOOD})
+    known, word = difference(made, name, "adaptive")
+    unknown, _ = difference(made, name, "naive")
+    assert known > 1 and word == "leaks"
+    assert unknown < 0 < known  # false security
+
+
+@pytest.mark.slow
+def test_a_search_by_gradients_sees_through_rounding(run):
+    made = run("Rounded", protocol="fedallrep", **{**LEARNT, "train": GOOD})
+    known, _ = difference(made, "dip", "adaptive", steps=100)
+    unknown, _ = difference(made, "dip", "naive", steps=100)
+    assert known >= unknown - 0.1
+    extractor = asked(made, "linear").observation.extractors[0, 6]
+    images = torch.rand(4, *made.image_shape, requires_grad=True)
+    (slope,) = torch.autograd.grad(extractor(images).square().sum(), images)
+    assert slope.norm() > 0
+    with torch.no_grad():
+        levels = extractor(images) / 0.5
+    assert torch.equal(levels, levels.round())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["linear", "ensemble-kalman"])
+def test_a_constant_representation_reads_as_no_leak(name, run):
+    made = run("Constant", protocol="fedallrep", **{**LEARNT, "train": GOOD})
+    for attacker in ("adaptive", "naive"):
+        over, word = difference(made, name, attacker)
+        assert over < 0 and word != "leaks"
