@@ -16,7 +16,7 @@ from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, attacks
-from .common.channels import UPDATES_COMPARED, update_as_sent
+from .common.channels import TRAINING_REPEATED, update_as_sent
 from .common.tiling import Tick
 from .gradients import label_counts as label_rules
 from .gradients.explained_share import updates_explained
@@ -44,7 +44,7 @@ class Leakage:
     needs = frozenset({Knowledge.UPLOADS})
     recovers = "inputs"
     differentiates = True
-    adapts_to = UPDATES_COMPARED
+    adapts_to = TRAINING_REPEATED
 
     steps: int = knob(200, help="outer L-BFGS steps per start", ge=1)
     inner: int = knob(20, help="inner steps of each", ge=1)

@@ -17,7 +17,7 @@ from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, attacks
-from .common.channels import UPDATES_COMPARED, update_as_sent
+from .common.channels import TRAINING_REPEATED, update_as_sent
 from .gradients.explained_share import updates_explained
 from .gradients.matching import UpdateMatch, gradient
 from .gradients.objectives import DISTANCES, SCALE_FREE
@@ -53,7 +53,7 @@ class Fishing(SignedSearch, Attack):
     needs = frozenset({Knowledge.UPLOADS})
     recovers = "inputs"
     differentiates = True
-    adapts_to = UPDATES_COMPARED
+    adapts_to = TRAINING_REPEATED
     steered = ("fishing",)
 
     objective: str = knob(

@@ -15,7 +15,7 @@ from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, SuiteEntry, attacks
-from .common.channels import UPDATES_COMPARED, update_as_sent
+from .common.channels import TRAINING_REPEATED, update_as_sent
 from .gradients.explained_share import updates_explained
 from .gradients.matching import UpdateMatch, gradient
 from .gradients.objectives import DISTANCES, SCALE_FREE
@@ -70,7 +70,7 @@ class InvertingGradients(SignedSearch, KnownLoss, Attack):
     recovers = "inputs"
     usual_for = {"update": 1}
     differentiates = True
-    adapts_to = UPDATES_COMPARED
+    adapts_to = TRAINING_REPEATED
     suite = (SuiteEntry(GradientState, "fedre-paper", "update", 40),)
 
     keep: int | None = knob(None, help="compare only so many largest parameters; none: all", ge=1)

@@ -17,7 +17,7 @@ from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, SuiteEntry, attacks
-from .common.channels import UPDATES_COMPARED, update_as_sent
+from .common.channels import TRAINING_REPEATED, update_as_sent
 from .gradients.dropout_masks import buffers_of_pass
 from .gradients.explained_share import updates_explained
 from .gradients.matching import (
@@ -68,7 +68,7 @@ class UpdateInversion(SignedSearch, KnownLoss, Attack):
     needs = frozenset({Knowledge.UPLOADS, Knowledge.TRAINING})
     recovers = "inputs"
     differentiates = True
-    adapts_to = UPDATES_COMPARED
+    adapts_to = TRAINING_REPEATED
     earliest = True
     suite = tuple(SuiteEntry(kind, "fedre-paper", "update", 40) for kind in consumes)
 

@@ -2,14 +2,14 @@
 
 A client keeps the own modules of its defences in its memory, under `memory_key` of their places. In
 local training and behind uploads hooks on the extractor change what it makes; an attacker who knows
-of the defences holds the same as one module, a `DefendedExtractor`.
+of the defences holds the same as one module, see `defended_modules`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.optimisers import Adam
-from fedre_privacy.core.types import RandomModule
 
 from .base import Defense
 from .local_pass import ExtractorPass, LocalBatch, ModelShapes
@@ -74,7 +73,8 @@ def begin_modules(defenses: Sequence[Defense], shapes: ModelShapes) -> dict[str,
     return made
 
 
-def _own(memory: Memory, place: int) -> dict[str, nn.Module]:
+def own_modules(memory: Memory, place: int) -> dict[str, nn.Module]:
+    """Own modules of the defence at a place, by name."""
     kept = memory.get(memory_key(place))
     return dict(kept.items()) if isinstance(kept, nn.ModuleDict) else {}
 
@@ -146,11 +146,33 @@ class Changes:
                     reps = reps + (after - reps).detach()
         return reps
 
+    def without_gradient(
+        self, reps: Tensor, images: Tensor, extract: Callable[[Tensor], Tensor]
+    ) -> dict[int, bool]:
+        """Places whose change of representations (n, d) has no slope in any direction tried.
+
+        With it: whether it moves them by at most half of their length.
+        """
+        found: dict[int, bool] = {}
+        for place, defense in enumerate(self.defenses):
+            if type(defense).change is Defense.change:
+                continue
+            alone = Changes((Defense(),) * place + (defense,), self.memory, {})
+            given = reps.clone().requires_grad_(True)
+            made = alone.reps(given, images, extract)
+            slope = torch.zeros_like(reps)
+            if made.requires_grad:
+                ways = torch.randn(made.shape, generator=torch.Generator().manual_seed(0)).to(made)
+                (slope,) = torch.autograd.grad(made, given, ways, materialize_grads=True)
+            if not bool((slope != 0).any()):
+                found[place] = bool((made.detach() - reps).norm() <= 0.5 * reps.norm())
+        return found
+
     def _pass(
         self, place: int, images: Tensor, extract: Callable[[Tensor], Tensor]
     ) -> ExtractorPass:
         return ExtractorPass(
-            images, extract, _own(self.memory, place), self.rngs.get(place), self.training
+            images, extract, own_modules(self.memory, place), self.rngs.get(place), self.training
         )
 
     @contextmanager
@@ -221,7 +243,9 @@ class DefendedTraining:
         self.changes = Changes.drawing(defenses, memory, draws, "steps", training=True)
         self._rngs = [draws(f"defense {place} terms") for place in range(len(defenses))]
         self._opponents = {
-            place: [p for name in one.opponents for p in _own(memory, place)[name].parameters()]
+            place: [
+                p for name in one.opponents for p in own_modules(memory, place)[name].parameters()
+            ]
             for place, one in enumerate(defenses)
             if one.opponents
         }
@@ -234,7 +258,7 @@ class DefendedTraining:
         """Own modules that are trained with the client, and the step size of each."""
         modules, rates = [], []
         for place, defense in enumerate(self.defenses):
-            for name, module in _own(self.memory, place).items():
+            for name, module in own_modules(self.memory, place).items():
                 if name not in defense.opponents:
                     modules.append(module)
                     rates.append(defense.own_lr(lr))
@@ -248,7 +272,7 @@ class DefendedTraining:
         """
         passes: list[_Recorded] = []
         rivals = [
-            _own(self.memory, place)[name]
+            own_modules(self.memory, place)[name]
             for place in self._opponents
             for name in self.defenses[place].opponents
         ]
@@ -294,7 +318,7 @@ class DefendedTraining:
             unchanged=seen.unchanged.float(),
             extract=self.extractor.forward,
             head=self.head,
-            modules=_own(self.memory, place),
+            modules=own_modules(self.memory, place),
             rng=self._rngs[place],
             round=self.round,
             rounds=self.rounds,
@@ -322,124 +346,3 @@ class DefendedTraining:
         for one in params:
             one.grad = None
             one.requires_grad_(False)
-
-
-class DefendedExtractor(nn.Module):
-    """A client's extractor with what learnt defences make of its representations.
-
-    Calling it draws nothing: it returns the change on average, or without its noise. `sample` is
-    what one upload would have held, with random numbers of whoever asks. A change that gives no
-    gradient at all, such as rounding, hides nothing from a search by gradients: backwards it is
-    taken for the identity, and where it is near that, forwards too (Athalye et al., Obfuscated
-    gradients give a false sense of security, ICML 2018).
-
-    Args:
-        extractor: images in [0, 1] (n, C, H, W) to representations (n, d).
-        own: modules of the defences, by `memory_key`.
-    """
-
-    opaque: dict[int, bool] | None = None
-    """Changes without a gradient, see `Changes`; None until a gradient is first asked for."""
-
-    def __init__(
-        self, extractor: nn.Module, defenses: Sequence[Defense], own: Mapping[str, nn.Module]
-    ) -> None:
-        super().__init__()
-        self.extractor = extractor
-        self.own = nn.ModuleDict({key: own[key] for key in sorted(own)})
-        self.defenses = tuple(defenses)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self._passed(images, {})
-
-    def sample(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Representations (n, d) with fresh draws."""
-        return self._passed(images, dict.fromkeys(range(len(self.defenses)), generator))
-
-    def _passed(self, images: Tensor, rngs: Mapping[int, torch.Generator]) -> Tensor:
-        changes = Changes(self.defenses, dict(self.own.items()), rngs)
-        images = changes.images(images, self.extractor)
-        reps: Tensor = self.extractor(images)
-        if torch.is_grad_enabled() and reps.requires_grad:
-            if self.opaque is None:
-                self.opaque = self._without_gradient(reps.detach(), images.detach())
-            changes = replace(changes, opaque=self.opaque)
-        return changes.reps(reps, images, self.extractor)
-
-    def _without_gradient(self, reps: Tensor, images: Tensor) -> dict[int, bool]:
-        """Places whose change of these representations has no slope in any direction tried.
-
-        With it: whether it moves them by at most half of their length.
-        """
-        found: dict[int, bool] = {}
-        for place, defense in enumerate(self.defenses):
-            if type(defense).change is Defense.change:
-                continue
-            alone = Changes((Defense(),) * place + (defense,), dict(self.own.items()), {})
-            given = reps.clone().requires_grad_(True)
-            made = alone.reps(given, images, self.extractor)
-            slope = torch.zeros_like(reps)
-            if made.requires_grad:
-                ways = torch.randn(made.shape, generator=torch.Generator().manual_seed(0)).to(made)
-                (slope,) = torch.autograd.grad(made, given, ways, materialize_grads=True)
-            if not bool((slope != 0).any()):
-                found[place] = bool((made.detach() - reps).norm() <= 0.5 * reps.norm())
-        return found
-
-
-class Drawing(nn.Module):
-    """A module that makes of images (n, C, H, W) what another one draws, (n, d)."""
-
-    def __init__(self, drawn: RandomModule, rng: torch.Generator) -> None:
-        super().__init__()
-        self.drawn, self.rng = drawn, rng
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.drawn.sample(images, self.rng)
-
-
-def changing_modules(defenses: Sequence[Defense], memory: Memory) -> dict[str, nn.Module]:
-    """Own modules that take part in changes, by `memory_key`: all but opponents."""
-    found: dict[str, nn.Module] = {}
-    for place, defense in enumerate(defenses):
-        if changes_representations(defense):
-            own = _own(memory, place)
-            kept = {name: own[name] for name in own if name not in defense.opponents}
-            if kept:
-                found[memory_key(place)] = nn.ModuleDict(kept)
-    return found
-
-
-def kept_modules(defenses: Sequence[Defense], memory: Memory) -> dict[str, Tensor]:
-    """Tensors of `changing_modules`, by ``key/name``."""
-    return {
-        f"{key}/{name}": value
-        for key, module in changing_modules(defenses, memory).items()
-        for name, value in module.state_dict().items()
-    }
-
-
-def defended_state(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state of a `DefendedExtractor`.
-
-    Args:
-        state: of the extractor. own: `kept_modules`.
-    """
-    inner = {f"extractor.{name}": value for name, value in state.items()}
-    return inner | {f"own.{name.replace('/', '.', 1)}": value for name, value in own.items()}
-
-
-def blank_extractor(
-    extractor: nn.Module, defenses: Sequence[Defense], shapes: ModelShapes
-) -> nn.Module:
-    """A `DefendedExtractor` about one, with modules that are yet to get their state."""
-    return defended_extractor(extractor, defenses, begin_modules(defenses, shapes))
-
-
-def defended_extractor(
-    extractor: nn.Module, defenses: Sequence[Defense], memory: Memory
-) -> nn.Module:
-    """The extractor as it makes uploads; itself where no defence changes representations."""
-    if not any(map(changes_representations, defenses)):
-        return extractor
-    return DefendedExtractor(extractor, defenses, changing_modules(defenses, memory))

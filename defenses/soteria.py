@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
 from fedre_privacy.core.channels import Channel, LearntChange
 from fedre_privacy.core.config import knob
@@ -90,8 +89,8 @@ def gradient_norms(
     for some in along.split(max(AT_ONCE // len(images), 1)):
         given = images.expand(len(some), *images.shape).flatten(0, 1).clone()
         towards = some.expand(-1, len(images), *images.shape[1:]).flatten(0, 1).clone()
-        with torch.no_grad(), forward_ad.dual_level():
-            slopes = forward_ad.unpack_dual(extract(forward_ad.make_dual(given, towards))).tangent
+        with torch.no_grad():
+            _, slopes = torch.func.jvp(extract, (given,), (towards,))
         total = total + slopes.reshape(len(some), len(images), -1).square().sum(0)
     return (total / directions).sqrt()
 

@@ -48,6 +48,8 @@ AS_SENT = 1e-6
 
 UPDATES_COMPARED: StepsAt = {"updates": (ClippingStep, Masking)}
 """What `update_as_sent` takes into account."""
+TRAINING_REPEATED: StepsAt = {"extractor": (LearntChange,), **UPDATES_COMPARED}
+"""The same, and what is computed again with a client's model."""
 
 Sent = Callable[[Sequence[Tensor], Sequence[Tensor]], list[Tensor]]
 """(candidate's update, uploaded update), one tensor per parameter, to the candidate as sent."""

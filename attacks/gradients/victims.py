@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from fedre_privacy.attacks.common.frozen_modules import frozen_copy
 from fedre_privacy.core.artifact_schema import Holds
+from fedre_privacy.core.channels import LearntChange
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import LocalTrainingFacts, Observation
+from fedre_privacy.core.types import ChangedModel, LocalTrainingFacts, Observation
 from fedre_privacy.models.probe import logit_layer
 
 STATISTICS = ("eval", "batch")
@@ -75,6 +76,9 @@ def victims_of(observation: Observation) -> list[Victim]:
     """
     problems: list[str] = []
     found: list[Victim] = []
+    channel = observation.channel
+    masked = any(isinstance(step, LearntChange) for step in channel.extractor)
+    zeros_are_told = masked and not channel.updates
     if observation.images_per_target < 1:
         problems.append(
             "The observation seeks 0 images per target; attacks on gradients and updates need at "
@@ -121,6 +125,8 @@ def victims_of(observation: Observation) -> list[Victim]:
                 if artifact.holds == Holds.PARAMETERS
                 else None
             )
+            if isinstance(model, ChangedModel) and zeros_are_told:
+                model = model.told_by(sent, 0 if local else observation.images_per_target)
             found.append(Victim(upload.client, upload.round, model, sent, local, unmoved))
     if problems:
         raise IncompatibleError(*dict.fromkeys(problems))

@@ -174,6 +174,19 @@ class RandomModule(Protocol):
         """Representations (n, d) of images (n, C, H, W) with fresh draws."""
 
 
+@runtime_checkable
+class ChangedModel(Protocol):
+    """A model whose head is given representations as a client's defences change them."""
+
+    def told_by(self, gradient: Mapping[str, Tensor], images: int) -> nn.Module:
+        """A copy of it that knows what an upload tells of the changes.
+
+        Args:
+            gradient: what was uploaded, by parameter name.
+            images: behind the upload.
+        """
+
+
 class Rehearsal(Protocol):
     """A server's repetition of local training on images of its own.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,8 @@ from fedre_privacy.attacks.base import RECOVERED
 from fedre_privacy.core.artifact_schema import Holds, Role
 from fedre_privacy.core.config import plain, plain_plugin
 from fedre_privacy.core.types import AGGREGATE, Broadcast
-from fedre_privacy.defenses.learnt import changes_representations, defended_state
+from fedre_privacy.defenses.defended_modules import defended_model_state, defended_state
+from fedre_privacy.defenses.learnt import changes_representations
 from fedre_privacy.models.families import ModelSettings, build_model
 from fedre_privacy.models.split import parameters_of
 from fedre_privacy.protocols.blocks.averaging import load_state
@@ -90,8 +91,20 @@ def shared_extractors(run: Run, round: int, messages: Messages) -> Modules:
     )
 
 
-def models_before(run: Run, round: int, clients: Collection[int], messages: Messages) -> Modules:
-    """Whole models as clients started the round, where broadcasts hold all parameters."""
+def models_before(
+    run: Run,
+    round: int,
+    clients: Collection[int],
+    messages: Messages,
+    *,
+    defended: bool = False,
+) -> Modules:
+    """Whole models as clients started the round, where broadcasts hold all parameters.
+
+    Args:
+        defended: their heads are given what learnt defences make of representations, by modules
+            that were kept of this round. Small models of their own are left as they are.
+    """
     small = run.settings.protocol.shared_model()
     if small is not None:
         states = small_states_before(run, small, clients, messages.of()[1], round)
@@ -102,16 +115,24 @@ def models_before(run: Run, round: int, clients: Collection[int], messages: Mess
                 for client, state in states.items()
             }
         )
+    changes = changing(run) if defended else ()
+
+    def own_too(client: int, state: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+        if not changes:
+            return state()
+        kept = round in run.kept_rounds() and client != AGGREGATE
+        return defended_model_state(state(), run.own_state(client, round) if kept else {})
+
     found: dict[tuple[int, int], LazyModule] = {}
     for broadcast in messages.of([round])[1]:
         sent = [a for a in broadcast.artifacts if Role.WHOLE in a.roles]
         if not sent:
             continue
         for client in sorted(set(clients) & {*broadcast.recipients, AGGREGATE}):
-            recipe = recipe_of(run, client)
-            found[client, round] = LazyModule(
-                recipe, partial(_with_buffers, recipe, sent[0].parameters({}))
-            )
+            plainly = recipe_of(run, client)
+            recipe = dataclasses.replace(plainly, defenses=changes)
+            state = partial(_with_buffers, plainly, sent[0].parameters({}))
+            found[client, round] = LazyModule(recipe, partial(own_too, client, state))
     return Modules(found)
 
 

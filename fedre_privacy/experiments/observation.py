@@ -139,7 +139,13 @@ def observe(
         aux_labels=aux.labels if aux_granted else None,
         training=_training_in_round(run, round) if Knowledge.TRAINING in threat.grants else None,
         candidates=candidates,
-        models=models_before(run, round, senders, source.messages)
+        models=models_before(
+            run,
+            round,
+            senders,
+            source.messages,
+            defended=settings.evaluation.attacker == ADAPTIVE,
+        )
         if Knowledge.HEAD in threat.grants
         else Modules({}),
         images_per_target=images_per_target,

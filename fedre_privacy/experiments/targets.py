@@ -16,7 +16,7 @@ from fedre_privacy.core.outcomes import RecoveredPrototypes
 from fedre_privacy.core.rng import derive, stream
 from fedre_privacy.core.types import Emission, Mixture, RandomModule, Truth, Upload
 from fedre_privacy.data.base import ImageData
-from fedre_privacy.defenses.learnt import Drawing
+from fedre_privacy.defenses.defended_modules import Drawing
 from fedre_privacy.entanglement.base import Draw, schemes
 from fedre_privacy.protocols.blocks.local import represent
 from fedre_privacy.protocols.blocks.prototypes import class_means

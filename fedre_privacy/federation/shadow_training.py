@@ -16,7 +16,7 @@ from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.rng import seeded_generators
 from fedre_privacy.core.types import Broadcast
 from fedre_privacy.defenses.base import Defense, defenses_of
-from fedre_privacy.defenses.learnt import defended_extractor
+from fedre_privacy.defenses.defended_modules import defended_extractor
 from fedre_privacy.models.families import (
     ModelSettings,
     architecture_of,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.defenses.base import Defense, FederationFacts
-from fedre_privacy.defenses.learnt import blank_extractor, defended_state, kept_modules
+from fedre_privacy.defenses.defended_modules import blank_extractor, defended_state, kept_modules
 from fedre_privacy.defenses.local_pass import ModelShapes
 from fedre_privacy.models.split import SplitModel
 from fedre_privacy.protocols.blocks.state import Client, Setting

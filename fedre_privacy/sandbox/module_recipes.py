@@ -38,7 +38,8 @@ class Recipe:
         part: the whole model, its extractor or its head.
         factory: ``package:function`` that returns the module, in place of the others but the
             image shape, with which it is tried (`models.probe.settle`).
-        defenses: settings of defences whose learnt changes the extractor makes.
+        defenses: settings of defences whose learnt changes the extractor makes, alone or in the
+            whole model.
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -66,6 +67,12 @@ class Recipe:
 
         return defenses_of(self.defenses)
 
+    def settle(self, module: nn.Module) -> None:
+        """Make a module ready that has its parameters."""
+        if self.defenses and self.part == MODEL:
+            images = torch.rand(2, *self.image_shape, generator=torch.Generator().manual_seed(0))
+            module.find_opaque(images)  # type: ignore[operator]
+
     def build(self) -> nn.Module:
         """Make the module; its parameters are yet to be loaded."""
         if self.factory:
@@ -74,11 +81,13 @@ class Recipe:
             return settle(made, self.image_shape) if self.image_shape else made
         settings, (channels, height, width) = ModelSettings(**self.settings), self.image_shape
         model = build_model(settings, self.client, (channels, height, width), self.num_classes)
-        if self.defenses and self.part == EXTRACTOR:
-            from fedre_privacy.defenses.learnt import blank_extractor
+        if self.defenses and self.part != HEAD:
+            from fedre_privacy.defenses.defended_modules import blank_extractor, blank_model
             from fedre_privacy.defenses.local_pass import ModelShapes
 
             shapes = ModelShapes((channels, height, width), model.dim, self.num_classes)
+            if self.part == MODEL:
+                return blank_model(model, self._defenses(), shapes)
             return blank_extractor(model.extractor, self._defenses(), shapes)
         return {EXTRACTOR: model.extractor, HEAD: model.head, MODEL: model}[self.part]
 
@@ -112,7 +121,8 @@ class Modules(Mapping[Key, nn.Module]):
                     f"The parameters of client {key[0]} in round {key[1]} do not fit its model: "
                     f"{error}"
                 ) from None
-            return module.eval().requires_grad_(False)
+            one.recipe.settle(module.eval())
+            return module.requires_grad_(False)
 
         self._load = load
 

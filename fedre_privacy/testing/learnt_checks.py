@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from fedre_privacy.core.channels import Channel
 from fedre_privacy.core.rng import seeded_generators
 from fedre_privacy.defenses.base import Defense, FederationFacts
+from fedre_privacy.defenses.defended_modules import defended_extractor
 from fedre_privacy.defenses.learnt import (
     DefendedTraining,
     begin_modules,
     changes_representations,
-    defended_extractor,
     learns,
 )
 from fedre_privacy.defenses.local_pass import ModelShapes

@@ -77,6 +77,13 @@ class Gate(Defense):
 
 
 @dataclass(frozen=True, kw_only=True)
+class GateAnywhere(Gate):
+    """The same, whatever is uploaded."""
+
+    acts_on = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Constant(Defense):
     """The strongest there is: every image has the same representation."""
 

@@ -62,7 +62,7 @@ STATISTICS = (
 RUNS = {
     "fedgh": (*ROWS, *LEARNT),
     "fedre": (*ROWS, "label-smoothing", "scheme quantised", "scheme decoy", "scheme m-of-n"),
-    "fedsgd": (*TRAINED, "secagg"),
+    "fedsgd": (*TRAINED, "secagg", "soteria", "mixup"),
     "fedavg": (*TRAINED, "secagg"),
     "lg-fedavg": TRAINED,
     "fedral": TRAINED,
@@ -202,6 +202,7 @@ def told_truly(run, name, **settings):
         defenses=(),
         rehearse=unaware.rehearse,
         extractors=unaware.extractors,
+        models=unaware.models,
     )
     changes = not same(answer(trial, trial.observation), answer(trial, naive))
     assert changes == any(one.used for one in found), found

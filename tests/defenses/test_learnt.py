@@ -11,7 +11,7 @@ import torch
 from fedre_privacy.core.channels import Channel
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.registry import allow_module_paths
-from fedre_privacy.defenses.learnt import defended_extractor
+from fedre_privacy.defenses.defended_modules import defended_extractor
 from fedre_privacy.federation import loop
 from fedre_privacy.federation.accuracy import count
 from fedre_privacy.federation.captured_steps import CapturedTraining

@@ -11,7 +11,7 @@ from fedre_privacy.core import files
 from fedre_privacy.core.artifacts import EntangledRep, Prototypes
 from fedre_privacy.core.registry import allow_module_paths
 from fedre_privacy.core.rng import stream
-from fedre_privacy.defenses.learnt import DefendedExtractor
+from fedre_privacy.defenses.defended_modules import DefendedExtractor
 from fedre_privacy.experiments.attack import attack
 from fedre_privacy.experiments.targets import TargetSource
 from fedre_privacy.runs.resolution import resolve_attack
@@ -113,10 +113,10 @@ def test_the_attacker_line_is_true(protocol, given, name, run):
     adaptation["told_truly"](run(given, protocol=protocol, rounds=3), name)
 
 
-def difference(made, name, attacker, **settings):
+def difference(made, name, attacker, target="uploaded", **settings):
     """PSNR over the floor of the best guess that does not know the upload, and the verdict."""
     values = {
-        "attack": {"name": name, **settings}, "threat": "strong",
+        "attack": {"name": name, **settings}, "threat": "strong", "target": target,
         "eval": {"targets": 24, "ceiling": 0, "attacker": attacker, "candidates": 10},
     }  # fmt: skip
     card = attack(made, resolve_attack(values, {}, [])).card
@@ -164,3 +164,26 @@ def test_a_constant_representation_reads_as_no_leak(name, run):
     for attacker in ("adaptive", "naive"):
         over, word = difference(made, name, attacker)
         assert over < 0 and word != "leaks"
+
+
+def test_a_model_that_is_attacked_makes_what_the_client_trained_on(run):
+    made = run("GateAnywhere", protocol="fedavg")
+    for attacker, same in (("adaptive", True), ("naive", False)):
+        seen = asked(made, "update-inversion", attacker=attacker, target="update").observation
+        images = torch.rand(5, *made.image_shape)
+        client, round = next(iter(seen.models))
+        model, kept = seen.models[client, round], made.model(client, round)
+        model.load_state_dict(made.state(client, round), strict=False)  # local training moved them
+        reps = kept.extractor(images)
+        assert torch.equal(model(images), kept.head(reps)) == same
+
+
+@pytest.mark.slow
+def test_masked_coordinates_of_one_image_show_in_the_gradient_of_the_head(tiny, tmp_path):
+    own = {"train": {"rounds": 1, "clients": 8, "batch_size": 1}, "protocol": {"name": "fedsgd"}}
+    made = train(tiny(**{**LEARNT, **own}, defense=["soteria"]), runs=tmp_path / "runs")
+    known, unknown = (
+        difference(made, "inverting-gradients", attacker, target="update", steps=100)[0]
+        for attacker in ("adaptive", "naive")
+    )
+    assert known > unknown + 5
