@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from fedre_privacy.core.types import RandomModule
-from fedre_privacy.models.split import SplitModel
 
 from .base import Defense
 from .learnt import Changes, Memory, begin_modules, changes_representations, memory_key, own_modules
@@ -69,7 +68,8 @@ class DefendedModel(nn.Module):
     have the names that they have without defences.
 
     Args:
-        model: images in [0, 1] (n, C, H, W) to logits, in two parts.
+        extractor: images in [0, 1] (n, C, H, W) to representations (n, d).
+        head: representations to logits.
         own: modules of the defences, by `memory_key`.
     """
 
@@ -80,13 +80,17 @@ class DefendedModel(nn.Module):
     kept: Tensor
 
     def __init__(
-        self, model: SplitModel, defenses: Sequence[Defense], own: Mapping[str, nn.Module]
+        self,
+        extractor: nn.Module,
+        head: nn.Linear,
+        defenses: Sequence[Defense],
+        own: Mapping[str, nn.Module],
     ) -> None:
         super().__init__()
-        self.extractor, self.head = model.extractor, model.head
+        self.extractor, self.head = extractor, head
         self.own = nn.ModuleDict({key: own[key] for key in sorted(own)})
         self.defenses = tuple(defenses)
-        self.register_buffer("kept", torch.ones(model.dim), persistent=False)
+        self.register_buffer("kept", torch.ones(head.in_features), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
         changes = self._changes()
@@ -177,10 +181,12 @@ def defended_model_state(
     return {**state, **{f"own.{name.replace('/', '.', 1)}": value for name, value in own.items()}}
 
 
-def blank_model(model: SplitModel, defenses: Sequence[Defense], shapes: ModelShapes) -> nn.Module:
-    """A `DefendedModel` about one, with modules that are yet to get their state."""
+def blank_model(
+    extractor: nn.Module, head: nn.Linear, defenses: Sequence[Defense], shapes: ModelShapes
+) -> nn.Module:
+    """A `DefendedModel` of two parts, with modules that are yet to get their state."""
     own = changing_modules(defenses, begin_modules(defenses, shapes))
-    return DefendedModel(model, defenses, own)
+    return DefendedModel(extractor, head, defenses, own)
 
 
 def blank_extractor(

@@ -87,7 +87,7 @@ class Recipe:
 
             shapes = ModelShapes((channels, height, width), model.dim, self.num_classes)
             if self.part == MODEL:
-                return blank_model(model, self._defenses(), shapes)
+                return blank_model(model.extractor, model.head, self._defenses(), shapes)
             return blank_extractor(model.extractor, self._defenses(), shapes)
         return {EXTRACTOR: model.extractor, HEAD: model.head, MODEL: model}[self.part]
 

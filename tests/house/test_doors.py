@@ -32,16 +32,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "protocols.blocks": {"core", "data", "models"},
     "federation": {
         "core", "data", "models", "protocols.blocks", "protocols.base", "defenses.base",
-        "defenses.apply", "defenses.learnt", "defenses.local_pass", "active_server.base",
-        "active_server.behaviour",
+        "defenses.apply", "defenses.defended_modules", "defenses.learnt", "defenses.local_pass",
+        "active_server.base", "active_server.behaviour",
     },
     "sandbox": {
-        "core", "models", "attacks.base", "defenses.base", "defenses.learnt", "defenses.local_pass",
+        "core", "models", "attacks.base", "defenses.base", "defenses.defended_modules",
+        "defenses.local_pass",
     },
     "runs": {
         "core", "data", "models", "partition", "protocols.blocks", "protocols.base", "federation",
-        "attacks.base", "defenses.base", "defenses.learnt", "defenses.local_pass",
-        "defenses.statement", "eval.matching",
+        "attacks.base", "defenses.base", "defenses.defended_modules", "defenses.learnt",
+        "defenses.local_pass", "defenses.statement", "eval.matching",
         "eval.metrics.base", "threats", "entanglement.base", "presets", "active_server.base",
         "active_server.detectors.base",
     },
