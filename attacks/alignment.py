@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedre_privacy.core.artifacts import MODELS, Artifact, GradientState, HeadState
-from fedre_privacy.core.channels import Noise, StepsAt
+from fedre_privacy.core.channels import LearntChange, Noise, StepsAt
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import MembershipScores
@@ -63,6 +63,7 @@ class Alignment(Attack):
     recovers = "membership"
     answers = "membership"
     usual_for = {"source": 3}
+    adapts_to: ClassVar[StepsAt] = {"extractor": (LearntChange,)}
 
     ridge: float = knob(1e-3, help="l, in units of the mean squared length of a gradient", gt=0)
     aux: int = knob(450, help="strangers' images, at most", ge=2)
@@ -117,7 +118,7 @@ class OwnListAlignment(Attack):
     needs_for = NEEDS_FOR
     recovers = "membership"
     answers = "membership"
-    adapts_to: ClassVar[StepsAt] = {"updates": (Noise,)}
+    adapts_to: ClassVar[StepsAt] = {"extractor": (LearntChange,), "updates": (Noise,)}
     assumes: ClassVar[str] = "AUDITOR: a list with all that the client may have trained on"
 
     ridge: float = knob(1e-2, help="in units of the mean squared length of a gradient", gt=0)

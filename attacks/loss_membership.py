@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.core.artifacts import MODELS, Artifact, GradientState, HeadState, MatrixBlocks
+from fedre_privacy.core.channels import LearntChange, StepsAt
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import MembershipScores
@@ -62,6 +63,7 @@ class LossMembership(Attack):
     recovers = "membership"
     signals = True
     answers = "membership"
+    adapts_to: ClassVar[StepsAt] = {"extractor": (LearntChange,)}
     usual_for = {"membership": 3, "source": 4}
     suite = (
         *(SuiteEntry(kind, "realistic", "membership", 50) for kind in (*MODELS, GradientState)),

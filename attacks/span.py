@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedre_privacy.core.artifacts import MODELS, Artifact, GradientState, HeadState
+from fedre_privacy.core.channels import LearntChange, StepsAt
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.eigenvalues import symmetric_eigen
 from fedre_privacy.core.errors import IncompatibleError
@@ -68,6 +69,7 @@ class Span(Attack):
     }
     recovers = "membership"
     answers = "membership"
+    adapts_to: ClassVar[StepsAt] = {"extractor": (LearntChange,)}
     simulates: ClassVar[bool] = False
     adds_rounds: ClassVar[bool] = True
     suite = tuple(SuiteEntry(kind, "strong", "membership", 51) for kind in consumes)

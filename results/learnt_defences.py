@@ -12,7 +12,8 @@ It writes into data/, and the figure beside:
     learnt_defences_predictors.csv  the first protocol, without an attack
 
 What papers claim stands in learnt_defences_claims.csv and is written by hand. Of a sweep of one
-protocol (--only FILE.csv) the first table alone is written, to that file.
+protocol (--only FILE.csv) the first table alone is written, to that file. Of the folder of
+sweeps/soteria_gradients.yaml (--gradients) learnt_defences_gradients.csv is written.
 """
 
 from __future__ import annotations
@@ -139,6 +140,17 @@ class Variant:
             "seconds a round": f"{self.once('round_s').min():.2f}",
             "seeds": str(len(self.seeds)),
         }
+
+    def gradient_row(self) -> dict[str, str]:
+        """A row of the table of gradients, whose accuracy after one round says nothing."""
+        whole = self.row()
+        kept = (
+            "naive, dB over floor", "adaptive, dB over floor", "false security, dB",
+            "found: naive, adaptive (guess)", "n", "seeds",
+        )  # fmt: skip
+        setting = f"`{self.setting}`" if self.setting else "-"
+        own = {"behind a gradient": self.protocol, "share of coordinates set to 0": setting}
+        return own | {key: whole[key] for key in kept}
 
 
 def variants_of(results: Sequence[JobResult]) -> list[Variant]:
@@ -292,12 +304,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Write tables and figure."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path, help="of the benchmark")
-    parser.add_argument("--runs", type=Path, required=True, help="folder of its runs")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of its runs")
+    parser.add_argument("--gradients", action="store_true", help="it is soteria_gradients.yaml's")
     parser.add_argument("--only", type=Path, metavar="FILE.csv", help="one table, and no more")
     parser.add_argument("--out", type=Path, default=HERE / "data", help="folder of the tables")
     parser.add_argument("--figure", type=Path, default=HERE.parent / "docs" / "images" / NAME)
     chosen = parser.parse_args(arguments)
     files = sorted((chosen.folder / "jobs").glob("*.json"))
+    if chosen.gradients:
+        found = variants_of([read_result(path) for path in files])
+        found.sort(key=lambda one: (one.protocol != "one image", one.defence != "none", one.label))
+        write([one.gradient_row() for one in found], chosen.out / f"{NAME}_gradients.csv")
+        return
     sweep = load_yaml(HERE.parent / "sweeps" / f"{NAME}.yaml").values
     asked = [str(one) for one in sweep["defenses"]]
     variants = in_order(
