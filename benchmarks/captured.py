@@ -2,10 +2,10 @@
 
 Without a GPU the tensor operations of one plain local step are counted (forward, backward, update;
 each is a call of the host and, on a GPU, one or more kernels), and how often the host waits. A
-captured step is one launch, and a round waits once for all clients. A second table counts the passes
-of the same round: representations of all training images, and accuracy of a third as many test images
-at both moments, batch by batch and captured. With a GPU the same rounds are timed in alternation, step
-by step and captured; mean losses of the first round must agree.
+captured step is one launch, and a round waits once for all clients. A second table counts the
+passes of the same round, batch by batch and captured: representations of all training images, and
+accuracy of a third as many test images at both moments. With a GPU the same rounds are timed in
+alternation, step by step and captured; mean losses of the first round must agree.
 
 Usage: python benchmarks/captured.py [--architectures cnn4,resnet18,het10] [--steps 117]
                                      [--device cuda]

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -54,7 +54,7 @@ class CudaGraphCapture:
 
     device: torch.device
     stream: torch.cuda.Stream | None = None
-    pool: tuple[int, int] | None = None
+    pool: Any = None
 
     def capture(self, step: Step) -> Step:
         with torch.cuda.device(self.device):
