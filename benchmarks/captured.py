@@ -2,8 +2,10 @@
 
 Without a GPU the tensor operations of one plain local step are counted (forward, backward, update;
 each is a call of the host and, on a GPU, one or more kernels), and how often the host waits. A
-captured step is one launch, and a round waits once for all clients. With a GPU the same rounds are
-timed in alternation, step by step and captured; mean losses of the first round must agree.
+captured step is one launch, and a round waits once for all clients. A second table counts the
+passes of the same round, batch by batch and captured: representations of all training images, and
+accuracy of a third as many test images at both moments. With a GPU the same rounds are timed in
+alternation, step by step and captured; mean losses of the first round must agree.
 
 Usage: python benchmarks/captured.py [--architectures cnn4,resnet18,het10] [--steps 117]
                                      [--device cuda]
@@ -23,9 +25,11 @@ import tools
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedre_privacy.federation.captured_passes import CapturedPass
 from fedre_privacy.federation.captured_steps import CapturedTraining
 from fedre_privacy.federation.steps import client_step
 from fedre_privacy.models.families import members_of
+from fedre_privacy.protocols.blocks.local import EVAL_BATCH, count_correct, represent
 from fedre_privacy.protocols.blocks.state import Task
 
 WAITS = ("aten._local_scalar_dense", "aten.nonzero", "aten.equal", "aten._unique2")
@@ -71,6 +75,30 @@ def counted(architecture: str) -> tuple[int, int]:
             client_step(made.protocol, made.clients[0], (), task)
         found.append(operations)
     return found[1].kernels() - found[0].kernels(), found[1].waits()
+
+
+def passes(architecture: str, images: int) -> tuple[int, int]:
+    """Operations of one client's passes of a round, batch by batch, and with captured batches.
+
+    Args:
+        images: for training; tests are a third as many.
+    """
+    client = federation(architecture, 1, 1, torch.device("cpu")).clients[0]
+    model, few = client.model.eval(), client.test
+    with Operations() as vectors:
+        represent(model.extractor, few)
+    with Operations() as right:
+        count_correct(model, few)
+    trained, tested = (-(-count // EVAL_BATCH) for count in (images, images // 3))
+    joined, begun = 1, 1  # once a pass: one concatenation; one counter
+    plain = (vectors.kernels() - joined) * trained + joined
+    plain += 2 * ((right.kernels() - begun) * tested + begun)
+    made = CapturedPass(model.extractor, few)
+    made.outputs, made.replay = torch.zeros(1, len(few), 1), lambda: None
+    with Operations() as around:
+        made.run()
+    compared = 3  # the largest output, whether it is the label, the sum
+    return plain, trained + around.kernels() + 2 * (tested + around.kernels() + compared)
 
 
 def timed(
@@ -138,6 +166,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         waits = sum(count for _, count in everyone)
         print(f"{name:<12}{spread:>19}{calls:>20}{chosen.clients * chosen.steps:>10}"
               f"{waits:>15}{waits - chosen.clients + 1:>10}", flush=True)  # fmt: skip
+    print(f"\n{'models':<12}{'host calls of passes':>22}{'captured':>10}"
+          f"{'waits for counts':>18}{'captured':>10}")  # fmt: skip
+    for name in chosen.architectures.split(","):
+        members = members_of(name)
+        both = [passes(member, 32 * chosen.steps) for member in members]
+        all_of = [both[k % len(members)] for k in range(chosen.clients)]
+        plain, launched = (sum(column) for column in zip(*all_of, strict=True))
+        print(f"{name:<12}{plain:>22}{launched:>10}{2 * chosen.clients:>18}{2:>10}", flush=True)
     if device.type != "cuda":
         return
     print(f"\n{tools.device_name(device)}, {chosen.repeats} rounds of each in alternation")

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -48,10 +48,13 @@ class CudaGraphCapture:
         stream: on which steps are warmed up and captured; None: the one of `side_stream`. Graphs
             that are replayed at the same time need a stream each, since libraries keep one
             workspace for each stream.
+        pool: of memory (`torch.cuda.graph_pool_handle`) that graphs share which are never replayed
+            at the same time; None: each has its own.
     """
 
     device: torch.device
     stream: torch.cuda.Stream | None = None
+    pool: Any = None
 
     def capture(self, step: Step) -> Step:
         with torch.cuda.device(self.device):
@@ -62,7 +65,7 @@ class CudaGraphCapture:
                     step()
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=side):
+            with torch.cuda.graph(graph, pool=self.pool, stream=side):
                 step()
             replay: Step = graph.replay
             return replay
@@ -105,7 +108,7 @@ def capture_step(
 
     def trial(run: Step) -> Tensor:
         put_back(state, before)
-        _set_generator(match.device, draws)
+        set_generator(match.device, draws)
         seen = []
         for _ in range(CHECKED):
             run()
@@ -123,7 +126,7 @@ def capture_step(
         why = (str(error).splitlines() or ["no reason given"])[0]
     finally:
         put_back(state, before)
-        _set_generator(match.device, draws)
+        set_generator(match.device, draws)
     note(f"steps run one by one, since they could not be captured: {why}")
     return None
 
@@ -140,7 +143,8 @@ def generator_state(device: torch.device) -> Tensor:
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
-def _set_generator(device: torch.device, state: Tensor) -> None:
+def set_generator(device: torch.device, state: Tensor) -> None:
+    """Give a device's own generator a state that `generator_state` has returned."""
     if device.type == "cuda":
         torch.cuda.set_rng_state(state, device)
     else:

@@ -158,7 +158,7 @@ FORMS = (
         "captured",
         "",
         "--architectures cnn4 --clients 2 --steps 3 --device cpu",
-        r"^cnn4 +46 +276 +6 +4 +3$",
+        r"^cnn4 +46 +276 +6 +4 +3$(.|\n)*^cnn4 +\d+ +30 +4 +2$",
     ),
     Form("image_memory", "", "--images 60 --size 16 --clients 2", r"^all batches equal$"),
     Form("audits", "", "--repetitions 1 --out audits", r"^ *noise alone, z 1 +1 +0 +"),
