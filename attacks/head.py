@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.core.artifacts import MODELS, Artifact, GradientState, HeadState, MatrixBlocks
-from fedre_privacy.core.channels import ClippingStep, StepsAt
+from fedre_privacy.core.channels import ClippingStep, LearntChange, StepsAt
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import RecoveredPrototypes
@@ -95,7 +95,9 @@ class HeadUpdate(Attack):
     }
     recovers = "prototypes"
     answers = "prototypes"
-    adapts_to: ClassVar[StepsAt] = {"updates": (ClippingStep,)}
+    adapts_to: ClassVar[StepsAt] = {
+        "extractor": (LearntChange,), "updates": (ClippingStep,),
+    }  # fmt: skip
     suite = (
         *(SuiteEntry(kind, "fedre-paper", place=10) for kind in (HeadState, *MODELS)),
         SuiteEntry(MatrixBlocks, "strong", place=10),
@@ -140,12 +142,19 @@ class HeadUpdate(Attack):
         return self.needs | NEEDED.get(self.centre, frozenset())
 
     def adapts(self, observation: Observation) -> StepsAt:
-        """By `simulate`, which is what `combined` does with gradients."""
+        """Bounds by `simulate`, which is what `combined` does with gradients.
+
+        Learnt changes by public images, which are not used with those.
+        """
         gradients = any(
             isinstance(a, GradientState) for u in observation.targets for a in u.artifacts
         )
         simulates = self.method == "simulate" or (self.method == "combined" and gradients)
-        return super().adapts(observation) if simulates else {}
+        told = observation.extractors or (observation.rehearse is not None and observation.initial)
+        asked = self.centre == "auto" and observation.aux_labels is not None and bool(told)
+        public = not gradients and (asked or self.centre not in ("auto", "found"))
+        left = {"extractor": public, "updates": simulates}
+        return {place: kinds for place, kinds in super().adapts(observation).items() if left[place]}
 
     def weakened(self, observation: Observation) -> tuple[str, ...]:
         """Class means that are centred without public images where these are granted."""

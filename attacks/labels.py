@@ -25,7 +25,7 @@ from fedre_privacy.core.artifacts import (
     Representations,
     SmallModelState,
 )
-from fedre_privacy.core.channels import Smoothing, StepsAt
+from fedre_privacy.core.channels import LearntChange, Smoothing, StepsAt
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import LabelEstimate
@@ -91,7 +91,7 @@ class LabelInference(Attack):
     recovers = "labels"
     answers = "labels"
     usual_for = {"labels": 1}
-    adapts_to: ClassVar[StepsAt] = {"encoding": (Smoothing,)}
+    adapts_to: ClassVar[StepsAt] = {"extractor": (LearntChange,), "encoding": (Smoothing,)}
     suite = tuple(
         SuiteEntry(kind, "realistic", place=60) for kind in consumes if kind is not Counts
     )
@@ -107,7 +107,13 @@ class LabelInference(Attack):
     )
 
     def adapts(self, observation: Observation) -> StepsAt:
-        return {} if self.ignore_encoding else super().adapts(observation)
+        sent = [artifact for upload in observation.targets for artifact in upload.artifacts]
+        models = any(isinstance(one, ModelState) for one in sent) and bool(observation.models)
+        left = {
+            "extractor": models and observation.aux_labels is not None,
+            "encoding": not self.ignore_encoding,
+        }
+        return {place: kinds for place, kinds in super().adapts(observation).items() if left[place]}
 
     def run(self, observation: Observation, context: Context) -> LabelEstimate:
         readers = dict(READERS)

@@ -63,7 +63,7 @@ RUNS = {
     "fedgh": (*ROWS, *LEARNT),
     "fedre": (*ROWS, "label-smoothing", "scheme quantised", "scheme decoy", "scheme m-of-n"),
     "fedsgd": (*TRAINED, "secagg", "soteria", "mixup"),
-    "fedavg": (*TRAINED, "secagg"),
+    "fedavg": (*TRAINED, "secagg", "soteria"),
     "lg-fedavg": TRAINED,
     "fedral": TRAINED,
     "fedpft": (*STATISTICS, "statistics-noise:clip=0.05,noise=0.01"),

@@ -61,6 +61,15 @@ def test_a_row_holds_both_attackers_and_what_lies_between_them(script):
     assert (second.over, second.targets) == (pytest.approx(1.5), 40)
 
 
+def test_a_row_of_gradients_says_how_many_images_are_behind_them(script):
+    label = "one image + soteria:strength=0.2"
+    rows = [*measured(label, 1, "adaptive", 9.0, 1.0), *measured(label, 1, "naive", -3.0, 0.0)]
+    row = script.Variant(label, pd.DataFrame(rows)).gradient_row()
+    assert row["behind a gradient"] == "one image"
+    assert row["share of coordinates set to 0"] == "`strength=0.2`"
+    assert (row["false security, dB"], row["n"]) == ("+12.0", "20")
+
+
 def test_the_first_setting_of_a_defence_is_the_usual_one(script):
     """Names of files do not decide: a sweep does."""
     asked = ["none", "shredder:strength=0.01", "cem:noise=0.1", "cem:noise=0.01", "shredder"]
