@@ -90,7 +90,7 @@ def gradient_norms(
         given = images.expand(len(some), *images.shape).flatten(0, 1).clone()
         towards = some.expand(-1, len(images), *images.shape[1:]).flatten(0, 1).clone()
         with torch.no_grad():
-            _, slopes = torch.func.jvp(extract, (given,), (towards,))
+            slopes = torch.func.jvp(extract, (given,), (towards,))[1]
         total = total + slopes.reshape(len(some), len(images), -1).square().sum(0)
     return (total / directions).sqrt()
 
