@@ -29,12 +29,14 @@ from misses import Case, case_of, case_options
 from torch import Tensor
 
 from fedre_privacy.attacks.base import Context, attacks
+from fedre_privacy.core.config import build_plugin
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.data.base import datasets
 from fedre_privacy.eval import evaluate
 from fedre_privacy.eval.intervals import cluster_means
 from fedre_privacy.eval.metrics.base import metrics
+from fedre_privacy.runs.resolution import require_resolved
 from fedre_privacy.runs.run import Run
 
 WAYS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -49,7 +51,15 @@ WAYS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "kalman, 1 step": ("ensemble-kalman", {"steps": 1}),
     "kalman, short": ("ensemble-kalman", {"steps": 1, "views": 4, "members": 500}),
     "kalman, 1,000": ("ensemble-kalman", {"members": 1000}),
+    "kalman, 3,000": ("ensemble-kalman", {"members": 3000, "views": 18}),
     "ensemble-kalman": ("ensemble-kalman", {}),
+    "mean": (
+        "mean",
+        {
+            "first": {"name": "ensemble-kalman", "members": 1500},
+            "second": {"name": "diffusion", "samples": 2},
+        },
+    ),
 }
 """Names of the rows: attacks and settings. "diffusion, linear" has the linear denoiser alone."""
 
@@ -82,8 +92,12 @@ def nearer_to_aux(images: Tensor, case: Case) -> Tensor:
 def scored(case: Case, way: str, seed: int) -> tuple[pd.DataFrame, float]:
     """Scores of one way beside their floors, and its processor seconds."""
     name, settings = WAYS[way]
+    problems: list[str] = []
     started = time.process_time()
-    found = attacks.get(name)(**settings)(case.observation, Context(seed=seed))
+    attack = require_resolved(
+        build_plugin(attacks, {"name": name, **settings}, at="attack", problems=problems), problems
+    )
+    found = attack(case.observation, Context(seed=seed))
     seconds = time.process_time() - started
     assert isinstance(found, Reconstruction)
     chosen = {name: metrics.get(name)() for name in ("psnr", "ssim")}

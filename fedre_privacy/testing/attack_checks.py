@@ -51,6 +51,10 @@ BRIEF: dict[str, dict[str, Any]] = {
     "dlg": {"inner": 2},
     "idlg": {"inner": 2},
     "joint-disentangle": {"channels": (4, 4)},
+    "mean": {
+        "first": {"name": "linear", "views": 1, "victims": 0},
+        "second": {"name": "ensemble-kalman", "members": 20, "steps": 2, "views": 1},
+    },
     "property": {"shadows": 10},
     "shadow": {"shadows": 2, "views": 1},
     "spear": {"by": "linear", "tries": 2048},

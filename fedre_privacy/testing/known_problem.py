@@ -52,6 +52,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "decoder": {"updates": 20, "width": 4},
     "diffusion": {"updates": 20, "width": 4, "layers": 2, "steps": 8, "samples": 2},
     "ensemble-kalman": {"members": 100, "steps": 3},
+    "mean": {"first": {"name": "linear"}, "second": {"name": "ensemble-kalman", "members": 100}},
 }
 """Settings of built-in attacks that are enough for the known problem."""
 BRIEF: dict[str, dict[str, Any]] = {
@@ -63,6 +64,10 @@ BRIEF: dict[str, dict[str, Any]] = {
     "decoder": {"updates": 4, "width": 4, "views": 1, "match_targets": False},
     "diffusion": {"updates": 2, "width": 4, "layers": 2, "views": 1, "steps": 3, "samples": 2},
     "ensemble-kalman": {"views": 1, "members": 20, "steps": 2},
+    "mean": {
+        "first": {"name": "linear", "views": 1, "victims": 0, "match_targets": False},
+        "second": {"name": "ensemble-kalman", "views": 1, "members": 20, "steps": 2},
+    },
 }
 """Settings for promises that hold however short an attack is."""
 

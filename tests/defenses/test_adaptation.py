@@ -86,6 +86,10 @@ QUICK = {
     "shadow-membership": {"shadows": 2, "tries": 2},
     "dip": {"steps": 3},
     "joint-disentangle": {"steps": 3, "views": 2},
+    "mean": {
+        "first": {"name": "linear", "views": 1, "victims": 0},
+        "second": {"name": "ensemble-kalman", "members": 16, "steps": 1, "views": 1},
+    },
     "pixel": {"steps": 3},
     "dlg": {"steps": 1, "inner": 3, "restarts": 1},
     "idlg": {"steps": 1, "inner": 3, "restarts": 1},
