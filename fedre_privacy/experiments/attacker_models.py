@@ -7,14 +7,20 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import RECOVERED
 from fedre_privacy.core.artifact_schema import Holds, Role
 from fedre_privacy.core.config import plain, plain_plugin
 from fedre_privacy.core.types import AGGREGATE, Broadcast
-from fedre_privacy.defenses.defended_modules import defended_model_state, defended_state
-from fedre_privacy.defenses.learnt import changes_representations
+from fedre_privacy.defenses.defended_modules import (
+    changing_modules,
+    defended_model_state,
+    defended_state,
+)
+from fedre_privacy.defenses.learnt import begin_modules, changes_representations
+from fedre_privacy.defenses.local_pass import ModelShapes
 from fedre_privacy.models.families import ModelSettings, build_model
 from fedre_privacy.models.split import parameters_of
 from fedre_privacy.protocols.blocks.averaging import load_state
@@ -103,7 +109,12 @@ def models_before(
 
     Args:
         defended: their heads are given what learnt defences make of representations, by modules
-            that were kept of this round. Small models of their own are left as they are.
+            that were kept of this round. Small models, and the sum of several clients whose
+            defences have modules of their own, are left as they are.
+
+    Raises:
+        MissingInputError: defences have modules of their own, and the round was not kept; raised
+            when the model is asked for.
     """
     small = run.settings.protocol.shared_model()
     if small is not None:
@@ -116,12 +127,10 @@ def models_before(
             }
         )
     changes = changing(run) if defended else ()
+    own_modules = bool(changes) and _have_modules(run)
 
     def own_too(client: int, state: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-        if not changes:
-            return state()
-        kept = round in run.kept_rounds() and client != AGGREGATE
-        return defended_model_state(state(), run.own_state(client, round) if kept else {})
+        return defended_model_state(state(), run.own_state(client, round) if own_modules else {})
 
     found: dict[tuple[int, int], LazyModule] = {}
     for broadcast in messages.of([round])[1]:
@@ -130,10 +139,20 @@ def models_before(
             continue
         for client in sorted(set(clients) & {*broadcast.recipients, AGGREGATE}):
             plainly = recipe_of(run, client)
-            recipe = dataclasses.replace(plainly, defenses=changes)
             state = partial(_with_buffers, plainly, sent[0].parameters({}))
+            if not changes or (own_modules and client == AGGREGATE):
+                found[client, round] = LazyModule(plainly, state)
+                continue
+            recipe = dataclasses.replace(plainly, defenses=changes)
             found[client, round] = LazyModule(recipe, partial(own_too, client, state))
     return Modules(found)
+
+
+def _have_modules(run: Run) -> bool:
+    """Whether defences of a run change representations by modules of their own."""
+    shapes = ModelShapes(run.image_shape, run.record["dim"], len(run.record["classes"]))
+    with torch.random.fork_rng(devices=[]):
+        return bool(changing_modules(run.acting, begin_modules(run.acting, shapes)))
 
 
 def recipe_of(

@@ -9,6 +9,7 @@ import torch
 from fedre_privacy.attacks.base import attacks
 from fedre_privacy.core import files
 from fedre_privacy.core.artifacts import EntangledRep, Prototypes
+from fedre_privacy.core.errors import MissingInputError
 from fedre_privacy.core.registry import allow_module_paths
 from fedre_privacy.core.rng import stream
 from fedre_privacy.defenses.defended_modules import DefendedExtractor
@@ -34,13 +35,14 @@ def planted(monkeypatch):
     return name
 
 
+KEPT = {"record": {"keep_every": 1}}
+
+
 @pytest.fixture
 def run(planted, tiny, tmp_path):
     def make(name, protocol="fedgh", rounds=2, **sections):
         own = {"train": {"rounds": rounds, "clients": 2}, **sections}
-        settings = tiny(
-            protocol={"name": protocol}, defense=[planted(name)], record={"keep_every": 1}, **own
-        )
+        settings = tiny(protocol={"name": protocol}, defense=[planted(name)], **{**KEPT, **own})
         return train(settings, runs=tmp_path / "runs")
 
     return make
@@ -176,6 +178,14 @@ def test_a_model_that_is_attacked_makes_what_the_client_trained_on(run):
         model.load_state_dict(made.state(client, round), strict=False)  # local training moved them
         reps = kept.extractor(images)
         assert torch.equal(model(images), kept.head(reps)) == same
+
+
+def test_modules_of_a_round_that_was_not_kept_are_asked_for(run):
+    made = run("GateAnywhere", protocol="fedavg", record={"keep_every": 0})
+    seen = asked(made, "update-inversion", target="update").observation
+    assert next(iter(seen.models))[1] not in made.kept_rounds()
+    with pytest.raises(MissingInputError, match="not kept"):
+        seen.models[next(iter(seen.models))]
 
 
 @pytest.mark.slow
