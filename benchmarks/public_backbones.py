@@ -5,7 +5,7 @@ trained again. Features of the backbones are computed once, into DIR/runs/.featu
 
     python benchmarks/public_backbones.py --data FILE.npz [--minutes 60] [--only TEXT]
     python benchmarks/public_backbones.py --table
-    python benchmarks/public_backbones.py --figure
+    python benchmarks/public_backbones.py --figure TABLE.csv
 
 10 clients, 100 rounds of one local epoch, batch 32, images brought to 128 pixels. Models: `lite0`
 for all clients, and `lite0-2` (EfficientNet-Lite 0, 1 and 2 in turn), of which clients train a
@@ -22,6 +22,7 @@ import argparse
 import csv
 import itertools
 import math
+import re
 import statistics
 import time
 from collections import defaultdict
@@ -194,31 +195,37 @@ def table(rows: Rows) -> list[list[str]]:
     return out
 
 
-def figure(rows: Rows, path: Path) -> None:
+INTERVAL = re.compile(r"(\S+) \[(\S+), (\S+)\], n")
+"""A difference to training alone and its interval, as the table has them."""
+
+
+def figure(lines: Sequence[Sequence[str]], path: Path) -> None:
     """Differences to training alone: protocols in rows, partitions and test sets in columns.
 
     Args:
+        lines: of the table, without its header.
         path: of the files without their endings.
     """
-    groups: dict[Cell, list[Cell]] = defaultdict(list)
-    for cell in rows:
-        if cell.protocol != "local":
-            groups[replace(cell, seed=0, rounds=0)].append(cell)
-    ways = {(cell.protocol, cell.models): None for cell in sorted(groups, key=_order)}
+    told = {
+        (partition, f"{protocol.strip('`')}, {models}"): {"own": own, "shared": shared}
+        for partition, models, protocol, _, _, own, _, shared, *_ in lines
+        if protocol != "`local`"
+    }
+    partitions = dict.fromkeys(partition for partition, _ in told)
+    ways = list(dict.fromkeys(way for _, way in sorted(told, key=lambda one: one[0], reverse=True)))
     columns = []
-    for partition, key in itertools.product(PARTITIONS, ("own", "shared")):
-        found = {(c.protocol, c.models): groups[c] for c in groups if c.partition == partition}
+    for partition, key in itertools.product(sorted(partitions, reverse=True), ("own", "shared")):
         dots = []
         for way in ways:
-            pairs = _pairs(rows, found.get(way, ()), key)
-            if len(pairs) < 2:
+            found = INTERVAL.match(told.get((partition, way), {}).get(key, "-"))
+            if found is None:
                 dots.append(Dot(None))
                 continue
-            low, high = _interval(pairs)
-            dots.append(Dot(statistics.fmean(pairs), (high - low) / 2, 0.0))
+            mean, low, high = map(float, found.groups())
+            dots.append(Dot(mean, (high - low) / 2, 0.0))
         columns.append(Column(f"{partition}\n{key} test images", tuple(dots), absent="not run"))
     drawn = comparison(
-        [f"{protocol}, {models}" for protocol, models in ways],
+        ways,
         columns,
         title="Accuracy over training alone, points",
         caption="Means over clients with 95 % intervals; red: training alone.",
@@ -312,7 +319,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--per-class", type=int, default=0, help="images of a class; 0: all")
     parser.add_argument("--table", action="store_true", help="print the table and write its CSV")
-    parser.add_argument("--figure", action="store_true", help="draw it: DIR/differences.png")
+    parser.add_argument("--figure", metavar="TABLE.csv", help="draw it: DIR/differences.png")
     parser.add_argument("--first", type=int, help="train at most so many")
     return parser
 
@@ -322,11 +329,12 @@ def main() -> None:
     chosen = parser().parse_args()
     path = Path(chosen.out) / "public_backbones.csv"
     rows = read(path)
-    if (chosen.table or chosen.figure) and not rows:
-        parser().error(f"{path} has no rows yet; train with --data FILE.npz")
     if chosen.figure:
-        figure(rows, path.parent / "differences")
+        with Path(chosen.figure).open(newline="", encoding="utf-8") as text:
+            figure(list(csv.reader(text))[1:], path.parent / "differences")
         return
+    if chosen.table and not rows:
+        parser().error(f"{path} has no rows yet; train with --data FILE.npz")
     if chosen.table:
         head, *lines = table(rows)
         with (path.parent / "table.csv").open("w", newline="", encoding="utf-8") as text:
