@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from fedre_privacy.core.channels import Channel, LearntChange
 from fedre_privacy.core.config import knob
@@ -90,9 +91,20 @@ def gradient_norms(
         given = images.expand(len(some), *images.shape).flatten(0, 1).clone()
         towards = some.expand(-1, len(images), *images.shape[1:]).flatten(0, 1).clone()
         with torch.no_grad():
-            slopes = torch.func.jvp(extract, (given,), (towards,))[1]
+            slopes = _slopes(extract, given, towards)
         total = total + slopes.reshape(len(some), len(images), -1).square().sum(0)
     return (total / directions).sqrt()
+
+
+def _slopes(extract: Callable[[Tensor], Tensor], images: Tensor, towards: Tensor) -> Tensor:
+    """Derivatives (n, d) of representations along a direction of each image."""
+    try:
+        slopes: Tensor = torch.func.jvp(extract, (images,), (towards,))[1]
+    except RuntimeError:  # torch.func refuses modules that count their batches in place
+        with forward_ad.dual_level():
+            made = extract(forward_ad.make_dual(images, towards))
+            slopes = forward_ad.unpack_dual(made).tangent
+    return slopes
 
 
 def _exact_norms(extract: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
