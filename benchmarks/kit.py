@@ -37,8 +37,7 @@ STEPS = (
     Step(
         "tests", "all pass", 1,
         "-P -m pytest -q -m gpu tests/attacks/test_graphs.py tests/contracts/test_attacks.py "
-        "tests/federation/test_captured.py",
-        "tests/federation/test_captured_passes.py",
+        "tests/federation/test_captured.py tests/federation/test_captured_passes.py",
     ),
     Step(
         "inversion-cnn4-32px", "64 targets: 20 times the loop", 0.7,
