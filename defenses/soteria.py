@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import Lock
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,10 @@ from .values import COLLECTED, TRAINED
 
 AT_ONCE = 1024
 """Images in one pass at most, unless there are more of them."""
+
+
+_ONE_LEVEL = Lock()
+"""Dual numbers have one level for all threads of a process."""
 
 
 @defenses.register("soteria")
@@ -97,14 +102,17 @@ def gradient_norms(
 
 
 def _slopes(extract: Callable[[Tensor], Tensor], images: Tensor, towards: Tensor) -> Tensor:
-    """Derivatives (n, d) of representations along a direction of each image."""
-    try:
-        slopes: Tensor = torch.func.jvp(extract, (images,), (towards,))[1]
-    except RuntimeError:  # torch.func refuses modules that count their batches in place
-        with forward_ad.dual_level():
-            made = extract(forward_ad.make_dual(images, towards))
-            slopes = forward_ad.unpack_dual(made).tangent
-    return slopes
+    """Derivatives (n, d) of representations along a direction of each image.
+
+    Within transforms of torch.func its own are needed, which refuse modules that count batches.
+    """
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        with _ONE_LEVEL:
+            slopes: Tensor = torch.func.jvp(extract, (images,), (towards,))[1]
+        return slopes
+    with _ONE_LEVEL, forward_ad.dual_level():
+        made = extract(forward_ad.make_dual(images, towards))
+        return forward_ad.unpack_dual(made).tangent
 
 
 def _exact_norms(extract: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
