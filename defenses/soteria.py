@@ -109,10 +109,11 @@ def _slopes(extract: Callable[[Tensor], Tensor], images: Tensor, towards: Tensor
     if torch._C._functorch.peek_interpreter_stack() is not None:
         with _ONE_LEVEL:
             slopes: Tensor = torch.func.jvp(extract, (images,), (towards,))[1]
-        return slopes
+            return slopes
     with _ONE_LEVEL, forward_ad.dual_level():
         made = extract(forward_ad.make_dual(images, towards))
-        return forward_ad.unpack_dual(made).tangent
+        slopes = forward_ad.unpack_dual(made).tangent
+    return slopes
 
 
 def _exact_norms(extract: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
