@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from threading import Lock
 
 import torch
@@ -89,8 +90,7 @@ def gradient_norms(
     images = images.detach()
     if not directions:
         return _exact_norms(extract, images)
-    rng = stream(0, "soteria directions")
-    along = torch.randn(directions, 1, *images.shape[1:], generator=rng).to(images)
+    along = _directions(directions, images.shape[1:]).to(images)
     total = torch.zeros((), device=images.device)
     for some in along.split(max(AT_ONCE // len(images), 1)):
         given = images.expand(len(some), *images.shape).flatten(0, 1).clone()
@@ -99,6 +99,15 @@ def gradient_norms(
             slopes = _slopes(extract, given, towards)
         total = total + slopes.reshape(len(some), len(images), -1).square().sum(0)
     return (total / directions).sqrt()
+
+
+@cache
+def _directions(count: int, shape: torch.Size) -> Tensor:
+    """The same normal directions (count, 1, C, H, W) for all images of a shape.
+
+    They are kept, since nothing may be drawn within `torch.func.vmap`.
+    """
+    return torch.randn(count, 1, *shape, generator=stream(0, "soteria directions"))
 
 
 def _slopes(extract: Callable[[Tensor], Tensor], images: Tensor, towards: Tensor) -> Tensor:

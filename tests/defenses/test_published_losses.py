@@ -1,6 +1,7 @@
 """Losses of published learnt defences against their formulas, written out once more by hand."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -357,6 +358,18 @@ def test_sensitivity_is_that_of_each_image_alone():
         slopes = torch.autograd.functional.jacobian(lambda x: net(x[None])[0], images[row])
         assert torch.allclose(found[row], slopes.flatten(1).norm(dim=1), rtol=1e-4)
     assert torch.allclose(gradient_norms(net, images, 3000), found, rtol=0.1)
+
+
+def test_sensitivities_are_the_same_on_several_threads_and_inside_transforms():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 6))
+    images = drawn(5, 1, 4, 4)
+    alone = gradient_norms(net, images, 16)
+    with ThreadPoolExecutor(8) as crew:
+        found = list(crew.map(lambda _: gradient_norms(net, images, 16), range(64)))
+    assert all(torch.equal(one, alone) for one in found)
+    rows = torch.stack([images, images.flip(0)])
+    both = torch.func.vmap(lambda own: gradient_norms(net, own, 16))(rows)
+    assert torch.allclose(both, torch.stack([alone, alone.flip(0)]), rtol=1e-4)
 
 
 def test_soteria_prunes_the_largest_ratios():

@@ -76,7 +76,8 @@ def test_so_it_is_for_every_protocol_and_images(world, tapes, name):
     )
     rows, found = plain.run(), captured.run()
     # the head of fedcgs is solved for, which makes rounding a thousand times larger
-    torch.testing.assert_close(captured.state(), plain.state(), rtol=2e-3, atol=1e-4)
+    far = {"rtol": 2e-3, "atol": 1e-4} if name == "fedcgs" else {"rtol": 1e-4, "atol": 1e-5}
+    torch.testing.assert_close(captured.state(), plain.state(), **far)
     for row, other in zip(found, rows, strict=True):
         assert row | {"loss": 0, "wall_s": 0} == other | {"loss": 0, "wall_s": 0}
         assert row["loss"] == pytest.approx(other["loss"], rel=1e-4)
