@@ -56,7 +56,7 @@ class MeanOfTwo(CalibratedAttack):
             if one.answers != "images":
                 raise ConfigError(
                     f"'attack.{place}' is '{one.name}', which answers with {one.answers}; "
-                    "a mean is taken of images."
+                    "a mean is taken of images. Name an attack that recovers them: diffusion."
                 )
 
     @property

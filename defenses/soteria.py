@@ -55,14 +55,18 @@ class Soteria(Defense):
 
     def check(self, facts: FederationFacts) -> list[str]:
         problems = super().check(facts)
-        for client in range(facts.clients if facts.model else 0):
-            model = facts.model(client) if facts.model else nn.Identity()
-            if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()):
-                problems.append(
-                    f"Defence 'soteria': the model of client {client} has BatchNorm, which mixes "
-                    "the samples of a batch, so that gradients of one image are not defined. Put "
-                    "GroupNorm in its place with --set model.norm=gn, or use --models cnn4."
-                )
+        norm = nn.modules.batchnorm._BatchNorm
+        mixing = [
+            str(client)
+            for client in range(facts.clients if facts.model else 0)
+            if facts.model and any(isinstance(m, norm) for m in facts.model(client).modules())
+        ]
+        if mixing:
+            problems.append(
+                f"Defence 'soteria': models have BatchNorm (client {', '.join(mixing)}), which "
+                "mixes the samples of a batch, so that gradients of one image are not defined. Put "
+                "GroupNorm in its place with --set model.norm=gn, or use --models cnn4."
+            )
         return problems
 
     def change(self, reps: Tensor, seen: ExtractorPass) -> Tensor:
