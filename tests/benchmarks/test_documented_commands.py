@@ -39,7 +39,7 @@ LINE = re.compile(rf"^ *(?:.* && )?(?:\S*/)?python ({FILE}\b.*)$", re.MULTILINE)
 RECIPE = re.compile(rf"^\t.*?/python ({FILE}\b.*)$", re.MULTILINE)
 SPAN = re.compile(rf"(?<!`)`(?:python ({FILE}\b[^`]*)|({FILE}\s[^`]*))`")
 OPTIONS = re.compile(r"(?<!`)`([a-z]+\s+--[^`]*)`")
-CPU_SECONDS = 60
+CPU_SECONDS = 150
 
 
 @dataclass(frozen=True)
