@@ -12,6 +12,9 @@ ifneq ($(filter-out cpu,$(TORCH)),)
 $(error TORCH=$(TORCH): the only choice is TORCH=cpu; leave it out for the usual build)
 endif
 
+# Tests start hundreds of processes, and each would compile the package anew.
+test test-slow test-flower test-extras test-ray: export PYTHONDONTWRITEBYTECODE =
+
 .PHONY: attack test test-slow test-flower test-extras test-ray bench gpu docs format lint dist clean
 
 attack: $(STAMP)

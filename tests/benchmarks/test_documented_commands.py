@@ -188,7 +188,7 @@ FORMS = (
         "whole_batches",
         "",
         "--networks 0 --batches 1 --sizes 3 --out batches.csv",
-        r"^dense, untrained +3 +1 +1 +3 +0 ",
+        r"^0\S* +dense, untrained +3 +1 +1 +3 +0 ",
     ),
     Form(
         "head_features",

@@ -1,13 +1,10 @@
 """What the Attacker line says of an attack and a defence is what the attack does.
 
-The slow suite asks every fourth pair of the long list; with FEDRE_ALL_PAIRS=1 it asks all.
-
 "Adaptive to" means that the answer is another one when the channel is withheld (`--attacker
 naive`), "does not use" that it is the same to the last bit. Every built-in attack is asked on runs
 under every built-in defence that its protocol can have.
 """
 
-import os
 import re
 from dataclasses import replace
 
@@ -120,7 +117,7 @@ def readers(protocol):
     return [n for n in attacks.names() if issubclass(sent, attacks.get(n).consumes)]
 
 
-EVERY = [
+PAIRS = [
     pytest.param(
         protocol, given, name,
         id=f"{name}-{protocol}-{given}",
@@ -133,11 +130,6 @@ EVERY = [
     if (name, given) not in BY_LIKELIHOOD
     if not (given == "secagg" and attacks.get(name).answers != "images")
 ]  # fmt: skip
-PAIRS = [
-    pair
-    for place, pair in enumerate(EVERY)
-    if place % 4 == 0 or not pair.marks or os.environ.get("FEDRE_ALL_PAIRS")
-]
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +212,7 @@ def test_the_attacker_line_is_true(protocol, given, name, defended):
 
 
 def test_every_attack_and_every_defence_is_asked():
-    pairs = [pair.values for pair in EVERY]
+    pairs = [pair.values for pair in PAIRS]
     assert {name for _, _, name in pairs} | ELSEWHERE == set(attacks.names())
     assert {given.split(":")[0] for _, given, _ in pairs if "scheme" not in given} == set(
         defenses.names()
