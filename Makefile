@@ -21,15 +21,15 @@ attack: $(STAMP)
 	$(BIN)/fedre-attack --protocol fedre --target prototypes
 
 test: $(TESTS)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: $(TESTS)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 # Clients and server as real processes on Flower, and NVFLARE's simulator; both are installed.
 test-flower: $(TESTS)
 	$(BIN)/python -m pip install --quiet --editable '.[flower,nvflare]'
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "slow or not slow" \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "slow or not slow" \
 		tests/flower/test_processes.py tests/flower/test_capture.py tests/flower/test_refusals.py \
 		tests/flower/test_failures.py tests/flower/test_posts.py tests/nvflare/test_capture.py \
 		tests/notebooks/test_notebooks.py::test_flower_app \
@@ -39,7 +39,7 @@ test-flower: $(TESTS)
 # Trackers, data sets of `datasets` and backbones with the real libraries; they are installed.
 test-extras: $(TESTS)
 	$(BIN)/python -m pip install --quiet --editable '.[tensorboard,mlflow,wandb,hf,backbones]' timm
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "slow or not slow" \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "slow or not slow" \
 		tests/loggers tests/data/test_huggingface.py tests/models/test_adapters.py \
 		tests/models/test_frozen_backbone.py tests/experiments/test_public_backbones.py
 

@@ -26,7 +26,7 @@ from fedre_privacy.sandbox import client as door
 from fedre_privacy.threats.base import threats
 
 Owner = tuple[int, int]
-MANY, SHARE = 32, 4
+MANY, SHARE = 8, 4
 """Of a test with more slow cases than the first, one case in the second is asked."""
 
 
