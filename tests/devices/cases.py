@@ -154,9 +154,9 @@ def attacked(folder: Path) -> Iterator[tuple[str, Callable[[], str | None]]]:
     def case(name: str) -> str | None:
         values = ATTACKS.get(name, {})
         run = run_of(values, folder, torch.device("cpu"))
-        answers = []
+        answers, asked = [], question(name, values)
         for device in (torch.device("cpu"), DEVICE):
-            result = attack(run, question(name, values), device=device, restart=True)
+            result = attack(run, asked, device=device, restart=True, isolation="same-process")
             answers.append(result.outcome.save()[0])
         return far(*answers, most=1e-2)
 
@@ -196,7 +196,7 @@ def waits(folder: Path) -> Iterator[tuple[str, Callable[[], str | None]]]:
             brief = {"channels": (4,), "depth": 2, "skip": 2} if name == "dip" else {}
             brief |= {"width": 4, "stages": 1, "patience": 99} if name == "decoder" else {}
             asked = question(name, {**values, "attack": {**brief, key: count}})
-            return attack(run, asked, device=DEVICE, restart=True)
+            return attack(run, asked, device=DEVICE, restart=True, isolation="same-process")
 
         return work
 
