@@ -33,7 +33,8 @@ MANY, SHARE = 8, 6
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A sixth of the slow cases of tests that have many; FEDRE_ALL_CASES=1 asks all.
 
-    A case is kept or left out by its own name, so that a new part does not change which others are.
+    With FEDRE_SLOW_SHARE=3 a third of the slow tests is asked at all. What is asked follows from the
+    names of tests and cases alone, so that a new part does not change which others are.
     """
     if os.environ.get("FEDRE_ALL_CASES"):
         return
@@ -42,8 +43,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("slow"):
             tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
     left: set[pytest.Item] = set()
-    for cases in tests.values():
-        if len(cases) > MANY:
+    share = int(os.environ.get("FEDRE_SLOW_SHARE", "1"))
+    for name, cases in tests.items():
+        if crc32(name.encode()) % share:
+            left.update(cases)
+        elif len(cases) > MANY:
             numbers = {item: crc32(item.nodeid.encode()) for item in cases}
             first = min(cases, key=numbers.__getitem__)
             left |= {item for item in cases if numbers[item] % SHARE and item is not first}

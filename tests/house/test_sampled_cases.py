@@ -22,6 +22,12 @@ class Case:
         return self.slow
 
 
+@pytest.fixture(autouse=True)
+def usual(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FEDRE_ALL_CASES", "FEDRE_SLOW_SHARE"):
+        monkeypatch.delenv(name, raising=False)
+
+
 def kept(*cases: Case) -> list[str]:
     items, told = list(cases), []
     hook = SimpleNamespace(pytest_deselected=lambda items: told.extend(items))
@@ -32,7 +38,6 @@ def kept(*cases: Case) -> list[str]:
 
 
 def test_a_sixth_of_many_slow_cases_is_asked_and_all_of_few(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("FEDRE_ALL_CASES", raising=False)
     found = kept(*map(Case, FEW + MANY))
     assert found[: len(FEW)] == FEW
     assert 4 <= len(found) - len(FEW) <= 20
@@ -43,7 +48,15 @@ def test_a_sixth_of_many_slow_cases_is_asked_and_all_of_few(monkeypatch: pytest.
     assert len(kept(*map(Case, MANY))) == len(MANY)
 
 
-def test_at_least_one_case_is_asked(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("FEDRE_ALL_CASES", raising=False)
+def test_a_third_of_the_slow_tests_is_asked(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FEDRE_SLOW_SHARE", "3")
+    names = [f"tests/test_some.py::test_{n}" for n in range(90)]
+    found = kept(*map(Case, names), *(Case(f"{name}_fast", slow=False) for name in names))
+    assert 20 <= len(found) - len(names) <= 40
+    monkeypatch.setenv("FEDRE_ALL_CASES", "1")
+    assert kept(*map(Case, names)) == names
+
+
+def test_at_least_one_case_is_asked():
     unlucky = [name for name in MANY if crc32(name.encode()) % 6]
     assert len(kept(*map(Case, unlucky))) == 1
