@@ -33,8 +33,8 @@ MANY, SHARE = 8, 6
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A sixth of the slow cases of tests that have many; FEDRE_ALL_CASES=1 asks all.
 
-    With FEDRE_SLOW_SHARE=3 a third of the slow tests is asked at all. What is asked follows from the
-    names of tests and cases alone, so that a new part does not change which others are.
+    With FEDRE_SLOW_SHARE=3 a third of the slow tests is asked at all. What is asked follows from
+    the names of tests and cases alone, so that a new part does not change which others are.
     """
     if os.environ.get("FEDRE_ALL_CASES"):
         return
