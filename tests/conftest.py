@@ -26,7 +26,7 @@ from fedre_privacy.threats.base import threats
 
 Owner = tuple[int, int]
 MANY, SHARE = 8, 6
-"""Of a test with more slow cases than the first number, one in the second is asked."""
+"""Of a test with more than 8 slow cases about one in 6 is asked."""
 
 
 @pytest.hookimpl(trylast=True)

@@ -150,8 +150,7 @@ def test_each_kind_of_page_of_the_documentation_fits_every_width(site, browse, a
             for name in KINDS_OF_SITE_PAGES:
                 browser.open(site / f"{name}.html", shown="h1")
                 browser.wait(f"{SHADE} === '{'slate' if dark else 'default'}'")
-                if width == WIDTHS[0]:
-                    found[name] = findings(browser, axe)
+                found[name, width] = findings(browser, axe)
                 assert browser.run(OVERFLOW) <= 0, (name, width)
     assert {name: said for name, said in found.items() if said} == {}
 
