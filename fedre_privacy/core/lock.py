@@ -119,10 +119,13 @@ def lease_folder(folder: Path, lost: Callable[[], None] = lambda: None) -> Itera
     lease = _lease(folder, lost)
     with file_write_errors(folder / LEASE):
         while True:
-            folder.mkdir(parents=True, exist_ok=True)
-            with suppress(FileNotFoundError):  # who held it has just removed the empty folder
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
                 lease.acquire(poll_interval=WAIT_SECONDS)
                 break
+            except OSError as error:
+                if not _just_removed(error):
+                    raise
         look = folder.with_name(f".{os.getpid()}.{HOST}.{folder.name}")
         look.touch()
         look.unlink()
@@ -213,14 +216,14 @@ def _alive(pid: int) -> bool:
 def _take(lock: FileLock, path: Path, *, wait: bool) -> bool:
     """Lock a file and say in it who holds it; return whether it could be had."""
     while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             lock.acquire(blocking=wait, poll_interval=WAIT_SECONDS)
         except Timeout:
             return False
-        except FileNotFoundError:  # who held it before has just removed the empty folder
-            continue
         except OSError as error:
+            if _just_removed(error):
+                continue
             if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
                 raise
         told = {
@@ -231,6 +234,16 @@ def _take(lock: FileLock, path: Path, *, wait: bool) -> bool:
         with suppress(OSError):  # on a full disk a lock says no more than that it is held
             path.write_text(json.dumps(told))
         return True
+
+
+def _just_removed(error: OSError) -> bool:
+    """Whether an error means that who held a folder before has just removed it, empty.
+
+    ``mkdir`` says that a folder exists where it goes before ``mkdir`` can look what it is.
+    """
+    if isinstance(error, FileExistsError):
+        return Path(error.filename).is_dir() or not os.path.lexists(error.filename)
+    return isinstance(error, FileNotFoundError)
 
 
 def _in_use(folder: Path) -> InUseError:

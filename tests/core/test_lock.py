@@ -1,5 +1,6 @@
 """One process in a folder: who holds it, what a death leaves, and who waits."""
 
+import errno
 import os
 import signal
 import socket
@@ -127,6 +128,31 @@ def test_a_folder_that_cannot_be_made_says_so(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(StorageError, match="could not be written: Not a directory"):
         lock_folder(tmp_path / "file" / "run").__enter__()
+
+
+@pytest.mark.parametrize("hold", [lock_folder, lease_folder])
+def test_a_folder_that_goes_while_it_is_made_is_made_again(tmp_path, monkeypatch, hold):
+    calls, make = [], os.mkdir
+
+    def mkdir(path, *rest, **named):
+        calls.append(path)
+        if len(calls) == 1:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        return make(path, *rest, **named)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    with hold(tmp_path / "run"):
+        assert (tmp_path / "run").is_dir() and len(calls) > 1
+
+
+@pytest.mark.parametrize("hold", [lock_folder, lease_folder])
+@pytest.mark.parametrize("below", ["", "run"])
+def test_something_else_in_the_place_of_a_folder_is_told(tmp_path, hold, below):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to("nowhere")
+    for name in ("file", "link"):
+        with pytest.raises(StorageError, match=name):
+            hold(tmp_path / name / below).__enter__()
 
 
 def test_temporary_files_of_the_dead_go(tmp_path):
