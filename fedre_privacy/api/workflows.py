@@ -211,24 +211,20 @@ def comparison(
     Args:
         base: sections of settings that all trainings share.
         problems: found before; they are reported with those of the rest.
-        sweep: a sweep file, which then describes the benchmark; seeds and targets given beside it
-            win over its own.
+        sweep: a sweep file; what is given beside it wins over its own keys.
         described: the keys of a sweep file, see `benchmarking.variants.read_sweep`.
 
     Raises:
-        ConfigError: all problems; names beside a sweep file; nothing to compare.
+        ConfigError: all problems; nothing to compare.
     """
     check_sections(base, {}, problems)
-    named = ("protocols", "schemes", "defenses", "steerings", "vary", "attacks")
-    extra = [name for name in named if sweep is not None and described.get(name)]
-    if extra:
-        problems.append(f"{', '.join(extra)} cannot be given beside a sweep file.")
     if problems:
         raise ConfigError(*problems)
     allow_module_paths(described)
     if sweep is not None:
-        own = {key: described[key] for key in ("seeds", "targets") if described.get(key)}
-        return read_sweep({**load_yaml(sweep).values, **own}, base, name=sweep.stem)
+        no_attack = described.get("attacks") is not None
+        given = {k: v for k, v in described.items() if v or (k == "attacks" and no_attack)}
+        return read_sweep({**load_yaml(sweep).values, **given}, base, name=sweep.stem)
     return read_sweep(without_repeats(described, base), base, name="")
 
 

@@ -362,8 +362,7 @@ class BenchmarkOptions(SharedOptions, ComparedOptions, PlaceOptions, LogOptions,
     ]
     sweep: Annotated[
         str | Path | None,
-        "a sweep file in place of what to compare and attacks; seeds and targets given beside it "
-        "win over its own",
+        "a sweep file that says what to compare; what is given beside it wins over its own keys",
         Option(),
     ]
     dataset: DATASET

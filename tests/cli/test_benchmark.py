@@ -70,14 +70,11 @@ def test_a_defence_of_ones_own_enters_by_its_module(nowhere: Path, call: Any) ->
     [
         (["--protocols", "fedre", "--set", "attack.steps=3"], "--set attack.steps=3 is a setting"),
         (["--protocols", "fedre", "--set", "trian.lr=1"], "Unknown section 'trian'. Did you mean"),
-        (["mine.yaml", "--protocols", "fedre"], "protocols cannot be given beside a sweep file."),
-        (["mine.yaml", "--attacks", "labels"], "attacks cannot be given beside a sweep file."),
         ([], "Nothing to compare: give a SWEEP.yaml"),
         (["--protocols", "fedre", "--seeds", "x"], "--seeds takes whole numbers"),
         (["--against", "rap"], "--against goes with --scheme"),
         (["--protocols", "fedgh", "--defenses", "noise=1"], "--defenses begins with a setting"),
         (["--protocols", "fedgh", "--defenses", "nopek"], "fedgh + nopek: Unknown defence"),
-        (["mine.yaml", "--defenses", "nopeek"], "defenses cannot be given beside a sweep file."),
     ],
 )
 def test_refusals(call: Any, nowhere: Path, options: list[str], text: str) -> None:
@@ -86,15 +83,25 @@ def test_refusals(call: Any, nowhere: Path, options: list[str], text: str) -> No
     assert list(nowhere.iterdir()) == []
 
 
-def test_seeds_and_targets_win_over_those_of_the_file(tmp_path: Path) -> None:
+def test_options_win_over_the_keys_of_the_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_text("protocols: [fedre]\nseeds: [7]\ntargets: 3\n", encoding="utf-8")
+    text = "protocols: [fedre]\nseeds: [7]\ntargets: 3\nattacks: [dip]\ndefenses: [nopeek]\n"
+    file.write_text(text, encoding="utf-8")
     own = comparison({}, [], sweep=file, seeds=None, targets=None)
     assert (own.seeds, own.targets) == ((7,), 3)
     other = comparison({}, [], sweep=file, seeds=[4, 5], targets=2)
     assert (other.seeds, other.targets) == ((4, 5), 2)
     options = benchmark.parser().parse_args([str(file), "--seeds", "4"])
     assert _benchmark_of(options).seeds == (4,)
+    given = ["--protocols", "fedgh,fedavg", "--attacks", "labels", "--defenses", "quantise:bits=8"]
+    options = benchmark.parser().parse_args([str(file), *given])
+    beside = _benchmark_of(options)
+    assert [one.label for one in beside.variants] == [
+        "fedgh", "fedgh + quantise:bits=8", "fedavg", "fedavg + quantise:bits=8",
+    ]  # fmt: skip
+    assert beside.seeds == (7,) and beside.attackers == ("adaptive", "naive")
+    assert [one["attack"]["name"] for one in beside.attacks or ()] == ["labels"]
+    assert comparison({}, [], sweep=file, attacks=()).attacks == ()
 
 
 def test_presets_are_listed(call: Any) -> None:

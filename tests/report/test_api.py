@@ -65,8 +65,6 @@ def test_settings_in_the_wrong_place_are_refused(run):
         fp.attack(run, set={"train.lr": 0.1})
     with pytest.raises(ConfigError, match="attack.steps.*give it in 'attacks'"):
         fp.benchmark(["fedre"], set={"attack.steps": 5})
-    with pytest.raises(ConfigError, match="beside a sweep file"):
-        fp.benchmark(["fedre"], sweep="some.yaml")
     with pytest.raises(ConfigError, match="Nothing to compare"):
         fp.benchmark()
 
