@@ -513,17 +513,22 @@ def spear(data: Images, options: argparse.Namespace) -> None:
                 found, seconds = timed(attack, observation)
                 report(f"{name}, batch of {size}, by {by}", found, pairs, data)
                 print(f"    {seconds:.0f} s")
-            print(f"    {certificates(hidden, sent, pairs, 0.0)}")
-            for noise in (1e-5, 1e-3):
-                print(f"    noise of {noise:g}: {certificates(hidden, sent, pairs, noise)}")
+            behind = model.get_parameter("head.weight")
+            for noise in (0.0, 1e-6, 1e-5, 1e-3):
+                print(f"    noise of {noise:g}: {certificates(hidden, behind, sent, pairs, noise)}")
 
 
 def certificates(
-    hidden: HiddenLayer, sent: Sequence[Mapping[str, Tensor]], pairs: Pairs, noise: float
+    hidden: HiddenLayer,
+    behind: Tensor,
+    sent: Sequence[Mapping[str, Tensor]],
+    pairs: Pairs,
+    noise: float,
 ) -> str:
     """How many inputs `spear` gives a certificate, and how far they are from the true ones.
 
     Args:
+        behind: weights of the layer behind the ReLU.
         noise: added to gradients, in their standard deviations.
     """
     certain, draws, attack = [], stream(0, "noise on gradients"), attacks.get("spear")()
@@ -533,7 +538,9 @@ def certificates(
             for value in (one[f"{hidden.name}.weight"], one[f"{hidden.name}.bias"])
         ]
         rng = stream(0, "spear", client=client, round=1)
-        made = decompose_gradient(hidden.layer, *noisy, rng, most=attack.most, tries=attack.tries)
+        made = decompose_gradient(
+            hidden.layer, *noisy, rng, most=attack.most, tries=attack.tries, following=behind
+        )
         certain.append(made.inputs[made.certified])
     return told(hidden, certain, pairs)
 
