@@ -15,12 +15,14 @@ from fedre_privacy.core.channels import Smoothing, StepsAt, join_steps, without
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.rng import stream
 from fedre_privacy.core.threads import single_threaded
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import RECOVERED, Context, SuiteEntry, attacks
 from .calibration.base import CalibratedAttack
 from .common.channels import ROWS_REPEATED, row_as_compared, rows_as_sent
+from .common.drawn_noise import noise_weights, weighted_extractors, weighted_rows
 from .common.frozen_modules import frozen_copy, outputs
 from .common.gradient_check import check_gradients
 from .common.objectives import l2rel
@@ -162,11 +164,28 @@ class _Kind:
 
         return each(work, self.jobs, self.cores)
 
+    @cached_property
+    def weights(self) -> dict[tuple[int, int], Tensor]:
+        """How directions count where clients change representations at random, by extractor."""
+        found = {}
+        for owner in sorted({job.owner for job in self.jobs}):
+            module = frozen_copy(self.observation.extractors[owner], self.context.device)
+            rng = stream(0, "noise of representations", client=owner[0], round=owner[1])
+            own = noise_weights(module, self.aux.images, rng)
+            if own is not None and rows_as_sent(self.observation) is None:
+                found[owner] = own
+        return found
+
     def first(self) -> Piece:
         """The linear answers, and the error that an upload has, in the order of `index`."""
 
         def make() -> Piece:
-            return join([_first(self.observation, one, self.aux) for one in self.works])
+            return join(
+                [
+                    _first(self.observation, one, self.aux, self.weights.get(one.job.owner))
+                    for one in self.works
+                ]
+            )
 
         return cached(self.context, f"first-{self.name}", make)
 
@@ -187,13 +206,21 @@ class _Kind:
         return net.eval().requires_grad_(False)
 
 
-def _first(observation: Observation, work: MapWork, aux: AuxImages) -> Piece:
-    """The linear answers of one extractor, and the relative error of what is uploaded of images."""
+def _first(
+    observation: Observation, work: MapWork, aux: AuxImages, weights: Tensor | None
+) -> Piece:
+    """The linear answers of one extractor, and the relative error of what is uploaded of images.
+
+    Args:
+        weights: under which the error counts, see `noise_weights`.
+    """
     assert work.pairs is not None
     reps, images = work.pairs.reps[:MEASURED], work.pairs.images[:MEASURED]
     made = outputs(work.extract, images)
     if work.upload is not None:
         made = row_as_compared(observation.channel, made, reps)
+    if weights is not None:
+        made, reps = made @ weights, reps @ weights
     error = ((made - reps).square().sum() / reps.square().sum().clamp(min=1e-30)).sqrt()
     return {**piece_of(work, aux), "error": error.cpu().expand(len(work.answer)).contiguous()}
 
@@ -213,13 +240,15 @@ def _draw_answers(kind: _Kind, net: Denoiser, begun: Piece) -> Piece:
     extractors = {
         key: frozen_copy(observation.extractors[key], device) for key in {owners[i] for i in order}
     }
+    seen = weighted_extractors(extractors, kind.weights)
     resolution = kind.aux.resolution
 
     def draw(places: list[int], tick: Tick) -> Piece:
         some = [order[place] for place in places]
         repeated = [i for i in some for _ in range(count)]
-        through = resolution.through(by_owner(extractors, [owners[i] for i in repeated]))
-        wanted = rows[repeated].float().to(device)
+        behind = [owners[i] for i in repeated]
+        through = resolution.through(by_owner(seen, behind))
+        wanted = weighted_rows(rows[repeated].float().to(device), behind, kind.weights)
 
         def told(step: int, errors: Tensor) -> None:
             tick(step, errors.reshape(-1, count).mean(1))

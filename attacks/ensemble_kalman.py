@@ -117,7 +117,9 @@ class _Group:
 
     `linear` is there where representations have many values: the map of `linear` in coefficients.
     `near` is the answer where candidates move too far: the first mean, or where representations
-    have many values the last one that was near enough.
+    have many values the last one that was near enough. `noise` is as large as errors of uploads are
+    (), or such errors themselves (k, d) where clients change representations at random, since noise
+    that is learnt fills few directions.
     """
 
     extract: nn.Module | Callable[[Tensor], Tensor]
@@ -153,13 +155,14 @@ class _Group:
         errors = work.pairs.images - work.picture
         members = torch.stack([work.answer[row] + errors for row in rows])
         wanted = work.job.reps[rows].to(members)
-        noise = None
-        drawn = isinstance(work.extract, RandomModule)
+        noise, drawn = None, isinstance(observation.extractors[work.job.owner], RandomModule)
         if work.upload is not None or work.job.family != "single" or drawn:
             made = outputs(work.extract, work.pairs.images)
             if work.upload is not None:
                 made = row_as_compared(observation.channel, made, work.pairs.reps)
-            noise = (made - work.pairs.reps).square().mean().sqrt() * math.sqrt(steps)
+            noise = (work.pairs.reps - made) * math.sqrt(steps)
+            if not drawn:
+                noise = noise.square().mean().sqrt()
         room = (errors - errors.mean(0)).flatten(1).square().sum(1).mean()
         linear = None
         if wanted.shape[1] > WIDE:
@@ -195,6 +198,9 @@ class _Group:
         reps = self.uploaded(images, wanted)
         if self.noise is None:
             return reps
+        if self.noise.ndim:
+            order = torch.randperm(len(self.noise), generator=draws)[: len(reps)]
+            return reps + self.noise[order.to(reps.device)]
         return reps + self.noise * torch.randn(reps.shape, generator=draws).to(reps)
 
     def uploaded(self, images: Tensor, wanted: Tensor) -> Tensor:

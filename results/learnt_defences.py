@@ -13,7 +13,8 @@ It writes into data/, and the figure beside:
 
 What papers claim stands in learnt_defences_claims.csv and is written by hand. Of a sweep of one
 protocol (--only FILE.csv) the first table alone is written, to that file. Of the folder of
-sweeps/soteria_gradients.yaml (--gradients) learnt_defences_gradients.csv is written.
+sweeps/soteria_gradients.yaml (--gradients) learnt_defences_gradients.csv is written, and of that of
+sweeps/learnt_defences_attacks.yaml (--attacks) learnt_defences_attacks.csv.
 """
 
 from __future__ import annotations
@@ -93,13 +94,19 @@ class Variant:
         return sorted(self.rows["seed"].unique())
 
     def get(
-        self, measure: str, column: str, attacker: str = ADAPTIVE, group: str = ALL
+        self,
+        measure: str,
+        column: str,
+        attacker: str = ADAPTIVE,
+        group: str = ALL,
+        attack: str = ALL,
     ) -> pd.Series:
-        """One number for each seed that has it."""
+        """One number for each seed that has it; an attack where several answer the same."""
         own = self.rows[
             (self.rows["measure"] == measure)
             & (self.rows["attacker"] == attacker)
             & (self.rows["group"].fillna("") == group)
+            & ((self.rows["attack"] == attack) | (attack == ALL))
         ]
         return own.set_index("seed")[column].astype(float)
 
@@ -140,6 +147,23 @@ class Variant:
             "seconds a round": f"{self.once('round_s').min():.2f}",
             "seeds": str(len(self.seeds)),
         }
+
+    def attack_row(self) -> dict[str, str]:
+        """A row of the table of several adaptive attacks on images."""
+        names = self.rows["attack"].unique()
+        over = {name: self.get("psnr", "over", attack=name) for name in names}
+        best = max(names, key=lambda name: over[name].mean())
+        row = {
+            "protocol": self.protocol,
+            "defence": f"`{self.given}`" if self.setting else self.given,
+            "n": f"{self.get('psnr', 'n', attack=best).sum():.0f}",
+        }
+        for name in names:
+            hits = self.get("hit1", "value", attack=name).mean()
+            cell = f"{spread(over[name], '+')}, {hits:.2f}"
+            row[f"`{name}`"] = f"**{cell}**" if name == best else cell
+        row["guess"] = f"{self.get('hit1', 'floor', attack=best).mean():.2f}"
+        return row
 
     def gradient_row(self) -> dict[str, str]:
         """A row of the table of gradients, whose accuracy after one round says nothing."""
@@ -306,6 +330,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", type=Path, help="of the benchmark")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of its runs")
     parser.add_argument("--gradients", action="store_true", help="it is soteria_gradients.yaml's")
+    parser.add_argument("--attacks", action="store_true", help="it is that of several attacks")
     parser.add_argument("--only", type=Path, metavar="FILE.csv", help="one table, and no more")
     parser.add_argument("--out", type=Path, default=HERE / "data", help="folder of the tables")
     parser.add_argument("--figure", type=Path, default=HERE.parent / "docs" / "images" / NAME)
@@ -316,11 +341,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found.sort(key=lambda one: (one.protocol != "one image", one.defence != "none", one.label))
         write([one.gradient_row() for one in found], chosen.out / f"{NAME}_gradients.csv")
         return
-    sweep = load_yaml(HERE.parent / "sweeps" / f"{NAME}.yaml").values
+    file = f"{NAME}_attacks" if chosen.attacks else NAME
+    sweep = load_yaml(HERE.parent / "sweeps" / f"{file}.yaml").values
     asked = [str(one) for one in sweep["defenses"]]
     variants = in_order(
         variants_of([read_result(path) for path in files]), sweep["protocols"], asked
     )
+    if chosen.attacks:
+        write([one.attack_row() for one in variants], chosen.out / f"{file}.csv")
+        return
     usual = first_settings(asked)
     if chosen.only:
         write([one.row() for one in variants], chosen.only)

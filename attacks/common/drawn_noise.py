@@ -1,0 +1,97 @@
+"""What clients add to representations at random, as an attacker's own draws show it.
+
+Learnt noise fills few directions of a representation. A match that counts all directions alike
+looks for an image of the noise; one that counts each by the noise in it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedre_privacy.core.types import RandomModule
+
+from .frozen_modules import drawn_outputs, outputs
+
+Owner = tuple[int, int]
+
+NOISE_DRAWS, NOISE_IMAGES = 2048, 8
+"""Representations from which the noise is measured, and images that they are of."""
+WIDE = 2048
+"""Values of a representation above which directions are not told apart."""
+TINY = 1e-12
+"""Of a representation's mean square, noise that counts as none."""
+
+
+def noise_weights(module: nn.Module, images: Tensor, rng: torch.Generator) -> Tensor | None:
+    """A symmetric matrix (d, d) under which drawn noise is equally large in every direction.
+
+    The direction with the least noise keeps its length. None where nothing is drawn, or only other
+    images to mix one with, and where representations have more than `WIDE` values.
+
+    Args:
+        module: images in [0, 1] (n, C, H, W) to representations (n, d).
+        images: of which the first few are drawn, each beside copies of itself.
+        rng: of the draws.
+
+    Reference: Ledoit and Wolf, A well-conditioned estimator for large-dimensional covariance
+    matrices, Journal of Multivariate Analysis 2004.
+    """
+    if not isinstance(module, RandomModule):
+        return None
+    some = images[:NOISE_IMAGES]
+    mean = outputs(module, some)
+    if mean.shape[1] > WIDE:
+        return None
+    copies = [one.expand(NOISE_DRAWS // len(some), *one.shape) for one in some]
+    drawn = torch.cat(
+        [drawn_outputs(module, one, rng) - own for one, own in zip(copies, mean, strict=True)]
+    ).double()
+    size = drawn.square().mean()
+    if not bool(size > TINY * mean.square().mean()) or not bool(size.isfinite()):
+        return None
+    from sklearn.covariance import ledoit_wolf  # a second to import
+
+    covariance, _ = ledoit_wolf(drawn.cpu().numpy())
+    values, vectors = torch.linalg.eigh(torch.from_numpy(covariance))
+    gains = (values[0] / values).clamp(min=0).sqrt()
+    weights: Tensor = ((vectors * gains) @ vectors.T).to(mean)
+    return weights
+
+
+class WeightedExtractor(nn.Module):
+    """A module whose representations (n, d) are multiplied by `noise_weights` (d, d)."""
+
+    weights: Tensor
+
+    def __init__(self, module: Callable[[Tensor], Tensor], weights: Tensor) -> None:
+        super().__init__()
+        self.module = module
+        self.register_buffer("weights", weights, persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        made: Tensor = self.module(images) @ self.weights
+        return made
+
+
+def weighted_extractors(
+    extractors: Mapping[Owner, nn.Module], weights: Mapping[Owner, Tensor]
+) -> dict[Owner, nn.Module]:
+    """The extractors, those that have weights with them."""
+    return {
+        owner: WeightedExtractor(module, weights[owner]) if owner in weights else module
+        for owner, module in extractors.items()
+    }
+
+
+def weighted_rows(rows: Tensor, owners: Sequence[Owner], weights: Mapping[Owner, Tensor]) -> Tensor:
+    """Rows (n, d), each as the extractor of its owner makes them; see `weighted_extractors`."""
+    if not weights:
+        return rows
+    made = rows.clone()
+    for owner, own in weights.items():
+        of = torch.tensor([one == owner for one in owners], device=rows.device)
+        made[of] = rows[of] @ own.to(rows)
+    return made
