@@ -22,7 +22,7 @@ from .gradient_descent import Extract
 LENGTHS = (1.0, 0.5, 0.25)
 """Shares of a correction that are tried; the one that matches best is taken."""
 LEAST_ERROR = 1e-3
-"""Error that a representation is taken to have at least, in parts of its length."""
+"""Error that a number of a representation is taken to have at least, in parts of its length."""
 TINY = 1e-30
 
 
@@ -66,7 +66,8 @@ def sample_posterior(
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     sizes = torch.logspace(0, 1, how.steps, base=how.cleanest / how.noisiest, device=device)
     sizes = sizes * how.noisiest
-    allowed = (error.clamp(min=LEAST_ERROR) * wanted.norm(dim=1)).square()
+    each = error / wanted.shape[1] ** 0.5
+    allowed = (each.clamp(min=LEAST_ERROR) * wanted.norm(dim=1)).square()
     picture, trace = start, []
     for step in range(how.steps):
         fresh = torch.stack([torch.randn(shape, generator=one) for one in generators])
@@ -95,7 +96,7 @@ def correct_to_target(
     covariance of images given their noisy versions, J the slope of g at x and e = `allowed`.
 
     Args:
-        allowed: squared length of the error of each representation (n,).
+        allowed: squared error of a number of each representation (n,).
         size: noise of each picture (n,).
     """
     at = clean.detach().requires_grad_()
