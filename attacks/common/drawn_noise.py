@@ -23,6 +23,8 @@ WIDE = 2048
 """Values of a representation above which directions are not told apart."""
 TINY = 1e-12
 """Of a representation's mean square, noise that counts as none."""
+LEAST = 1e-8
+"""Of the variance of the noisiest direction, what every direction is taken to have at least."""
 
 
 def noise_weights(module: nn.Module, images: Tensor, rng: torch.Generator) -> Tensor | None:
@@ -35,9 +37,6 @@ def noise_weights(module: nn.Module, images: Tensor, rng: torch.Generator) -> Te
         module: images in [0, 1] (n, C, H, W) to representations (n, d).
         images: of which the first few are drawn, each beside copies of itself.
         rng: of the draws.
-
-    Reference: Ledoit and Wolf, A well-conditioned estimator for large-dimensional covariance
-    matrices, Journal of Multivariate Analysis 2004.
     """
     if not isinstance(module, RandomModule):
         return None
@@ -49,16 +48,30 @@ def noise_weights(module: nn.Module, images: Tensor, rng: torch.Generator) -> Te
     drawn = torch.cat(
         [drawn_outputs(module, one, rng) - own for one, own in zip(copies, mean, strict=True)]
     ).double()
+    drawn -= drawn.mean(0)
     size = drawn.square().mean()
     if not bool(size > TINY * mean.square().mean()) or not bool(size.isfinite()):
         return None
-    from sklearn.covariance import ledoit_wolf  # a second to import
+    values, vectors = torch.linalg.eigh(shrunk_covariance(drawn))
+    values = values.clamp(min=LEAST * float(values[-1]))
+    weights: Tensor = (vectors * (values[0] / values).sqrt()) @ vectors.T
+    return weights.to(mean)
 
-    covariance, _ = ledoit_wolf(drawn.cpu().numpy())
-    values, vectors = torch.linalg.eigh(torch.from_numpy(covariance))
-    gains = (values[0] / values).clamp(min=0).sqrt()
-    weights: Tensor = ((vectors * gains) @ vectors.T).to(mean)
-    return weights
+
+def shrunk_covariance(rows: Tensor) -> Tensor:
+    """Covariance (d, d) of rows (n, d), drawn towards equal variances by as much as it is unsure.
+
+    Reference: Ledoit and Wolf, A well-conditioned estimator for large-dimensional covariance
+    matrices, Journal of Multivariate Analysis 2004, Section 3.
+    """
+    count, wide = rows.shape
+    rows = rows - rows.mean(0)
+    made = rows.T @ rows / count
+    equal = made.trace() / wide * torch.eye(wide, dtype=made.dtype, device=made.device)
+    far = (made - equal).square().sum()
+    unsure = rows.square().sum(1).square().sum() / count**2 - made.square().sum() / count
+    share = torch.minimum(unsure, far) / far.clamp(min=torch.finfo(made.dtype).tiny)
+    return (1 - share) * made + share * equal
 
 
 class WeightedExtractor(nn.Module):

@@ -30,6 +30,7 @@ from fedre_privacy.core.cuda_graphs import capture_for
 from fedre_privacy.core.events import noted_once, silent
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.rng import derive, stream
+from fedre_privacy.core.threads import single_threaded
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .gradient_descent import (
@@ -174,7 +175,8 @@ class ImageSearch(Attack):
         check_gradients(observation, extractors)
         learnt = [step for step in observation.channel.extractor if isinstance(step, LearntChange)]
         if any(step.random for step in learnt) and rows_as_sent(observation) is None:
-            weights = _weights_of_noise(extractors, observation.image_shape)
+            with single_threaded(device):
+                weights = _weights_of_noise(extractors, observation.image_shape)
             extractors = weighted_extractors(extractors, weights)
             rows = weighted_rows(rows, owners, weights)
         note = noted_once(context.report)

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from sklearn.covariance import ledoit_wolf
 from torch import nn
 
 from fedre_privacy.attacks.common.drawn_noise import (
     WIDE,
     noise_weights,
+    shrunk_covariance,
     weighted_extractors,
     weighted_rows,
 )
@@ -56,12 +58,33 @@ def test_few_directions_of_noise_count_for_nothing_and_the_others_stay(images):
     assert 0.9 < (clear @ weights).norm() / clear.norm() <= 1.0001
 
 
+def test_one_vector_there_and_back_counts_for_nothing(images):
+    def noise(_, made, generator):
+        signs = torch.arange(len(made)) % 2 * 2 - 1
+        return signs[:, None] * torch.arange(1.0, 1 + made.shape[1])
+
+    module = Drawing(noise=noise)
+    weights, along = weights_of(module, images), torch.arange(1.0, 1 + DIM)
+    assert weights.isfinite().all()
+    assert (along @ weights).norm() < 1e-3 * along.norm()
+    assert float(torch.linalg.eigvalsh(weights)[1]) > 0.99
+
+
 def test_equal_noise_leaves_directions_equal(images):
     def noise(_, made, generator):
         return 2 * torch.randn(made.shape, generator=generator)
 
     values = torch.linalg.eigvalsh(weights_of(Drawing(noise=noise), images))
     assert 0.9 < float(values.min()) and float(values.max()) < 1.0001
+
+
+@pytest.mark.parametrize("count", [2, 8, 40, 500])
+def test_the_covariance_is_that_of_ledoit_and_wolf(count):
+    draws = torch.Generator().manual_seed(count)
+    rows = torch.randn(count, 20, generator=draws, dtype=torch.float64)
+    rows = rows * torch.arange(1, 21) + 3
+    theirs = torch.from_numpy(ledoit_wolf(rows.numpy())[0])
+    assert torch.allclose(shrunk_covariance(rows), theirs, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -71,10 +94,11 @@ def test_equal_noise_leaves_directions_equal(images):
         Drawing(noise=lambda images, made, _: torch.zeros_like(made)),
         Drawing(noise=lambda _, made, rng: made[torch.randperm(len(made), generator=rng)] - made),
         Drawing(noise=lambda images, made, _: torch.full_like(made, torch.nan)),
+        Drawing(noise=lambda _, made, rng: torch.ones_like(made)),
         Drawing(dim=WIDE + 1),
     ],
-    ids=["no draws", "draws of nothing", "mixes with other images", "not a number", "too wide"],
-)  # fmt: skip
+    ids=["no draws", "of nothing", "mixes with others", "not a number", "always the same", "wide"],
+)
 def test_nothing_is_weighed_where_there_is_no_noise_to_weigh(images, module):
     assert weights_of(module, images) is None
 
