@@ -159,6 +159,32 @@ def test_a_search_by_gradients_sees_through_rounding(run):
     assert torch.equal(levels, levels.round())
 
 
+@pytest.fixture(scope="module")
+def noisy(tiny, tmp_path_factory):
+    """Runs with and without learnt noise; loud enough that images do not show beside it."""
+    sections = {**LEARNT, **KEPT, "train": GOOD, "protocol": {"name": "fedallrep"}}
+    runs = tmp_path_factory.mktemp("noisy")
+    return [train(tiny(**sections, defense=own), runs=runs) for own in ([], ["shredder:scale=1"])]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("dip", {"steps": 100}),
+        ("diffusion", {"updates": 50, "width": 8, "steps": 20, "samples": 1}),
+        ("ensemble-kalman", {"members": 300}),
+    ],
+)
+def test_noise_of_few_vectors_hides_little_from_who_knows_them(name, settings, noisy):
+    plain, made = noisy
+    bare, _ = difference(plain, name, "adaptive", **settings)
+    known, _ = difference(made, name, "adaptive", **settings)
+    unknown, _ = difference(made, name, "naive", **settings)
+    assert known > unknown + 3
+    assert known > bare - 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["linear", "ensemble-kalman"])
 def test_a_constant_representation_reads_as_no_leak(name, run):
