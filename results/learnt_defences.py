@@ -106,8 +106,9 @@ class Variant:
             (self.rows["measure"] == measure)
             & (self.rows["attacker"] == attacker)
             & (self.rows["group"].fillna("") == group)
-            & ((self.rows["attack"] == attack) | (attack == ALL))
         ]
+        if attack != ALL:
+            own = own[own["attack"] == attack]
         return own.set_index("seed")[column].astype(float)
 
     def once(self, column: str) -> pd.Series:

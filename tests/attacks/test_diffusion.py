@@ -213,8 +213,10 @@ def test_declared_noise_is_allowed_for(problem, many):
     told = replace(noisy, defenses=(KnownDefense("noise", {}, Channel(rows=(Noise(std),))),))
     how = {"updates": 100, "width": 8, "layers": 3, "steps": 10, "samples": 2}
     aware, unaware = (Diffusion(**how)(one) for one in (told, noisy))
-    assert psnr_db(aware.images, truth) > psnr_db(unaware.images, truth) + 0.5
-    assert float(aware.fit.median()) > float(unaware.fit.median())
+    assert psnr_db(aware.images, truth) > psnr_db(unaware.images, truth) + 2
+    sent = noisy.targets[0].artifacts[0].reps
+    noise = float((std**2 * sent.shape[1] / sent.square().sum(1)).median())
+    assert 0.5 * noise < float(aware.fit.median()) < 2 * noise  # neither the noise nor too little
 
 
 def test_what_was_never_sent_was_not_bounded(problem):
