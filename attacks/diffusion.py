@@ -15,14 +15,13 @@ from fedre_privacy.core.channels import Smoothing, StepsAt, join_steps, without
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.outcomes import Reconstruction
-from fedre_privacy.core.rng import stream
 from fedre_privacy.core.threads import single_threaded
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import RECOVERED, Context, SuiteEntry, attacks
 from .calibration.base import CalibratedAttack
 from .common.channels import ROWS_REPEATED, row_as_compared, rows_as_sent
-from .common.drawn_noise import noise_weights, weighted_extractors, weighted_rows
+from .common.drawn_noise import weighted_extractors, weighted_rows, weights_by_owner
 from .common.frozen_modules import frozen_copy, outputs
 from .common.gradient_check import check_gradients
 from .common.objectives import l2rel
@@ -32,7 +31,7 @@ from .inversion.auxiliary_images import AuxImages
 from .inversion.denoiser import Denoiser, DenoiserTraining, blank, train_denoiser
 from .inversion.gradient_descent import by_owner, spread_of
 from .inversion.linear_map import Linear
-from .inversion.map_fitting import MapWork, pairs_that_fit, piece_of, prepare_work
+from .inversion.map_fitting import MapWork, pairs_that_fit, piece_of, prepare_work, weighted_work
 from .inversion.map_jobs import MapJob, jobs_of
 from .inversion.posterior_sampling import Sampling, sample_posterior
 from .inversion.reconstruction import seeds_for
@@ -157,35 +156,30 @@ class _Kind:
         """Maps of each extractor, with the pairs that they learnt from."""
         aux = self.aux
         room, fits = pairs_that_fit(aux, len(self.jobs)), Latest[RidgeFit]()
-        seen, context, how = self.observation, self.context, self.how
+        seen, context, how, weights = self.observation, self.context, self.how, self.weights
 
         def work(job: MapJob) -> MapWork:
-            return prepare_work(seen, context, job, aux, how, room=room, crossed="no", fits=fits)
+            made = prepare_work(seen, context, job, aux, how, room=room, crossed="no", fits=fits)
+            return weighted_work(made, weights.get(job.owner))
 
         return each(work, self.jobs, self.cores)
 
     @cached_property
     def weights(self) -> dict[tuple[int, int], Tensor]:
         """How directions count where clients change representations at random, by extractor."""
-        found = {}
-        for owner in sorted({job.owner for job in self.jobs}):
-            module = frozen_copy(self.observation.extractors[owner], self.context.device)
-            rng = stream(0, "noise of representations", client=owner[0], round=owner[1])
-            own = noise_weights(module, self.aux.images, rng)
-            if own is not None and rows_as_sent(self.observation) is None:
-                found[owner] = own
-        return found
+        if rows_as_sent(self.observation) is not None:
+            return {}
+        seen, device = self.observation.extractors, self.context.device
+        owners = sorted({job.owner for job in self.jobs})
+        return weights_by_owner(
+            {owner: frozen_copy(seen[owner], device) for owner in owners}, self.aux.images
+        )
 
     def first(self) -> Piece:
         """The linear answers, and the error that an upload has, in the order of `index`."""
 
         def make() -> Piece:
-            return join(
-                [
-                    _first(self.observation, one, self.aux, self.weights.get(one.job.owner))
-                    for one in self.works
-                ]
-            )
+            return join([_first(self.observation, one, self.aux) for one in self.works])
 
         return cached(self.context, f"first-{self.name}", make)
 
@@ -206,21 +200,13 @@ class _Kind:
         return net.eval().requires_grad_(False)
 
 
-def _first(
-    observation: Observation, work: MapWork, aux: AuxImages, weights: Tensor | None
-) -> Piece:
-    """The linear answers of one extractor, and the relative error of what is uploaded of images.
-
-    Args:
-        weights: under which the error counts, see `noise_weights`.
-    """
+def _first(observation: Observation, work: MapWork, aux: AuxImages) -> Piece:
+    """The linear answers of one extractor, and the relative error of what is uploaded of images."""
     assert work.pairs is not None
     reps, images = work.pairs.reps[:MEASURED], work.pairs.images[:MEASURED]
     made = outputs(work.extract, images)
     if work.upload is not None:
         made = row_as_compared(observation.channel, made, reps)
-    if weights is not None:
-        made, reps = made @ weights, reps @ weights
     error = ((made - reps).square().sum() / reps.square().sum().clamp(min=1e-30)).sqrt()
     return {**piece_of(work, aux), "error": error.cpu().expand(len(work.answer)).contiguous()}
 

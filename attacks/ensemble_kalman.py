@@ -21,7 +21,7 @@ from fedre_privacy.core.types import Knowledge, Observation, RandomModule
 from .base import RECOVERED, Context, SuiteEntry, attacks
 from .calibration.base import CalibratedAttack
 from .common.channels import ROWS_REPEATED, row_as_compared, rows_as_sent
-from .common.drawn_noise import WeightedExtractor, noise_weights
+from .common.drawn_noise import noise_weights
 from .common.frozen_modules import frozen_copy, outputs
 from .common.objectives import l2rel
 from .common.tiles import cpu_tile
@@ -30,7 +30,7 @@ from .inversion.auxiliary_images import AuxImages
 from .inversion.gradient_descent import spread_of
 from .inversion.kalman_update import FINEST, WIDE, DctBands, kalman_update, leave_one_out
 from .inversion.linear_map import Linear
-from .inversion.map_fitting import MapWork, prepare_work
+from .inversion.map_fitting import MapWork, prepare_work, weighted_work
 from .inversion.map_jobs import MapJob, jobs_of
 from .inversion.ridge_fit import Latest, RidgeFit
 from .inversion.training_pairs import FOLDS
@@ -89,23 +89,21 @@ def ensemble_answers(
         for first in range(0, len(job.index), some)
     }
 
-    fits, works = Latest[RidgeFit](), Latest[tuple[MapWork, Tensor | None]]()
+    fits, works = Latest[RidgeFit](), Latest[MapWork]()
 
-    def prepare(job: MapJob) -> tuple[MapWork, Tensor | None]:
+    def prepare(job: MapJob) -> MapWork:
         made = prepare_work(
             observation, context, job, aux, how, room=how.candidates, crossed="answers", fits=fits
         )
-        if sent is not None or job.reps.shape[1] > WIDE:
-            return made, None
-        client, round = job.owner
-        rng = stream(0, "noise of representations", client=client, round=round)
+        if sent is not None or job.reps.shape[1] > WIDE:  # the map of `linear` is not weighed
+            return made
         module = frozen_copy(observation.extractors[job.owner], context.device)
-        return made, noise_weights(module, aux.images, rng)
+        return weighted_work(made, noise_weights(job.owner, module, aux.images))
 
     def answer(name: str, tick: Tick) -> Piece:
         job, rows = pieces[name]
-        work, weights = works.of(job.name, lambda: prepare(job))
-        group = _Group.of(work, weights, rows, observation, context, sent, how.steps, waves)
+        work = works.of(job.name, lambda: prepare(job))
+        group = _Group.of(work, rows, observation, context, sent, how.steps, waves)
         for number in range(how.steps):
             group.move(waves)
             tick(number, group.trace[-1])
@@ -144,7 +142,6 @@ class _Group:
     def of(
         cls,
         work: MapWork,
-        weights: Tensor | None,
         rows: list[int],
         observation: Observation,
         context: Context,
@@ -152,11 +149,7 @@ class _Group:
         steps: int,
         waves: DctBands,
     ) -> _Group:
-        """The first candidates of some targets of an extractor.
-
-        Args:
-            weights: under which representations are compared, see `noise_weights`.
-        """
+        """The first candidates of some targets of an extractor."""
         assert work.pairs is not None and work.picture is not None
         client, round = work.job.owner
         draws = [
@@ -165,20 +158,13 @@ class _Group:
         ]
         errors = work.pairs.images - work.picture
         members = torch.stack([work.answer[row] + errors for row in rows])
-        wanted, extract, reps = work.job.reps[rows].to(members), work.extract, work.pairs.reps
-        trace = [fits[torch.tensor(rows, device=fits.device)] for fits in work.fits]
-        if weights is not None:
-            extract, wanted, reps = (
-                WeightedExtractor(extract, weights), wanted @ weights, reps @ weights
-            )  # fmt: skip
-            mean = work.pairs.images.mean(0).expand_as(work.answer[rows])
-            trace = [l2rel(outputs(extract, one), wanted) for one in (mean, work.answer[rows])]
+        wanted = work.job.reps[rows].to(members)
         noise, drawn = None, isinstance(observation.extractors[work.job.owner], RandomModule)
         if work.upload is not None or work.job.family != "single" or drawn:
-            made = outputs(extract, work.pairs.images)
+            made = outputs(work.extract, work.pairs.images)
             if work.upload is not None:
-                made = row_as_compared(observation.channel, made, reps)
-            noise = (reps - made) * math.sqrt(steps)
+                made = row_as_compared(observation.channel, made, work.pairs.reps)
+            noise = (work.pairs.reps - made) * math.sqrt(steps)
             if not drawn:
                 noise = noise.square().mean().sqrt()
         room = (errors - errors.mean(0)).flatten(1).square().sum(1).mean()
@@ -186,7 +172,7 @@ class _Group:
         if wanted.shape[1] > WIDE:
             linear = waves.of(work.whole.weight.unflatten(1, errors.shape[1:]))
         return cls(
-            extract,
+            work.extract,
             sent or _as_it_is,
             wanted,
             members,
@@ -196,7 +182,7 @@ class _Group:
             noise,
             draws,
             linear,
-            trace,
+            [fits[torch.tensor(rows, device=fits.device)] for fits in work.fits],
         )
 
     def move(self, waves: DctBands) -> None:

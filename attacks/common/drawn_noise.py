@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import RandomModule
 
 from .frozen_modules import drawn_outputs, outputs
@@ -19,31 +20,32 @@ Owner = tuple[int, int]
 
 NOISE_DRAWS, NOISE_IMAGES = 2048, 8
 """Representations from which the noise is measured, and images that they are of."""
-WIDE = 2048
-"""Values of a representation above which directions are not told apart."""
+MOST_VALUES = 2048
+"""Of a representation; beyond, directions are not told apart."""
 TINY = 1e-12
 """Of a representation's mean square, noise that counts as none."""
 LEAST = 1e-8
 """Of the variance of the noisiest direction, what every direction is taken to have at least."""
 
 
-def noise_weights(module: nn.Module, images: Tensor, rng: torch.Generator) -> Tensor | None:
+def noise_weights(owner: Owner, module: nn.Module, images: Tensor) -> Tensor | None:
     """A symmetric matrix (d, d) under which drawn noise is equally large in every direction.
 
     The direction with the least noise keeps its length. None where nothing is drawn, or only other
-    images to mix one with, and where representations have more than `WIDE` values.
+    images to mix one with, and where representations have more than `MOST_VALUES` values.
 
     Args:
+        owner: (client, round) of the module, by which draws are the same in every attack.
         module: images in [0, 1] (n, C, H, W) to representations (n, d).
         images: of which the first few are drawn, each beside copies of itself.
-        rng: of the draws.
     """
     if not isinstance(module, RandomModule):
         return None
     some = images[:NOISE_IMAGES]
     mean = outputs(module, some)
-    if mean.shape[1] > WIDE:
+    if mean.shape[1] > MOST_VALUES:
         return None
+    rng = stream(0, "noise of representations", client=owner[0], round=owner[1])
     copies = [one.expand(NOISE_DRAWS // len(some), *one.shape) for one in some]
     drawn = torch.cat(
         [drawn_outputs(module, one, rng) - own for one, own in zip(copies, mean, strict=True)]
@@ -87,6 +89,12 @@ class WeightedExtractor(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         made: Tensor = self.module(images) @ self.weights
         return made
+
+
+def weights_by_owner(extractors: Mapping[Owner, nn.Module], images: Tensor) -> dict[Owner, Tensor]:
+    """`noise_weights` of those extractors that have them."""
+    found = {owner: noise_weights(owner, one, images) for owner, one in extractors.items()}
+    return {owner: weights for owner, weights in found.items() if weights is not None}
 
 
 def weighted_extractors(

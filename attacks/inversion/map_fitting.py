@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.attacks.common.channels import bounded_each, rows_resent, upload_behind
+from fedre_privacy.attacks.common.drawn_noise import WeightedExtractor
 from fedre_privacy.attacks.common.frozen_modules import BATCH, frozen_copy, outputs
 from fedre_privacy.attacks.common.objectives import l2rel
 from fedre_privacy.attacks.common.tiling import Piece
@@ -120,6 +121,24 @@ def prepare_work(
     matches = [l2rel(start, targets), l2rel(outputs(through, answer), targets)]
     kept = pairs if room else None
     return MapWork(job, upload, through, whole, without, kept, picture, answer, matches)
+
+
+def weighted_work(work: MapWork, weights: Tensor | None) -> MapWork:
+    """Work whose representations are compared under weights, see `noise_weights`; None: as it is.
+
+    Maps and answers stay those that were fitted without.
+    """
+    if weights is None or work.pairs is None:
+        return work
+    extract, targets = WeightedExtractor(work.extract, weights), work.job.reps.to(weights) @ weights
+    mean = work.pairs.images.mean(0).expand_as(work.answer)
+    return replace(
+        work,
+        job=replace(work.job, reps=targets),
+        extract=extract,
+        pairs=replace(work.pairs, reps=work.pairs.reps @ weights),
+        fits=[l2rel(outputs(extract, one), targets) for one in (mean, work.answer)],
+    )
 
 
 def pairs_that_fit(aux: AuxImages, jobs: int) -> int:

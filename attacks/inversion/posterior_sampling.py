@@ -66,8 +66,8 @@ def sample_posterior(
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     sizes = torch.logspace(0, 1, how.steps, base=how.cleanest / how.noisiest, device=device)
     sizes = sizes * how.noisiest
-    each = error / wanted.shape[1] ** 0.5
-    allowed = (each.clamp(min=LEAST_ERROR) * wanted.norm(dim=1)).square()
+    of_a_number = error / wanted.shape[1] ** 0.5
+    allowed = (of_a_number.clamp(min=LEAST_ERROR) * wanted.norm(dim=1)).square()
     picture, trace = start, []
     for step in range(how.steps):
         fresh = torch.stack([torch.randn(shape, generator=one) for one in generators])

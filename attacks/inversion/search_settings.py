@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedre_privacy.attacks.base import Attack, Context, attacks
 from fedre_privacy.attacks.common.channels import objective_as_sent, rows_as_sent
 from fedre_privacy.attacks.common.drawn_noise import (
     NOISE_IMAGES,
-    noise_weights,
     weighted_extractors,
     weighted_rows,
+    weights_by_owner,
 )
 from fedre_privacy.attacks.common.frozen_modules import frozen_copy
 from fedre_privacy.attacks.common.gradient_check import check_gradients
@@ -73,24 +72,6 @@ def pictures_for(start: str, observation: Observation, context: Context) -> Tens
     if not isinstance(found, Reconstruction):
         raise TypeError(f"attack '{start}' does not answer with images")
     return torch.nan_to_num(found.images, nan=0.5)
-
-
-def _weights_of_noise(
-    extractors: Mapping[tuple[int, int], nn.Module], image_shape: tuple[int, int, int]
-) -> dict[tuple[int, int], Tensor]:
-    """How directions count where clients change representations at random, see `noise_weights`.
-
-    Noise is drawn on images of random pixels, as the attacker may hold no others.
-    """
-    found = {}
-    for (client, round), module in extractors.items():
-        rng = stream(0, "noise of representations", client=client, round=round)
-        images = torch.rand(NOISE_IMAGES, *image_shape, generator=rng)
-        device = next((one.device for one in module.parameters()), images.device)
-        weights = noise_weights(module, images.to(device), rng)
-        if weights is not None:
-            found[client, round] = weights
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,8 +156,10 @@ class ImageSearch(Attack):
         check_gradients(observation, extractors)
         learnt = [step for step in observation.channel.extractor if isinstance(step, LearntChange)]
         if any(step.random for step in learnt) and rows_as_sent(observation) is None:
+            own = stream(0, "images to draw noise on")  # the attacker may hold no others
+            images = torch.rand(NOISE_IMAGES, *observation.image_shape, generator=own)
             with single_threaded(device):
-                weights = _weights_of_noise(extractors, observation.image_shape)
+                weights = weights_by_owner(extractors, images.to(device))
             extractors = weighted_extractors(extractors, weights)
             rows = weighted_rows(rows, owners, weights)
         note = noted_once(context.report)

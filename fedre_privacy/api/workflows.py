@@ -222,8 +222,11 @@ def comparison(
         raise ConfigError(*problems)
     allow_module_paths(described)
     if sweep is not None:
-        no_attack = described.get("attacks") is not None
-        given = {k: v for k, v in described.items() if v or (k == "attacks" and no_attack)}
+        given = {
+            key: value
+            for key, value in described.items()
+            if value or (key == "attacks" and value is not None)  # none is an answer there
+        }
         return read_sweep({**load_yaml(sweep).values, **given}, base, name=sweep.stem)
     return read_sweep(without_repeats(described, base), base, name="")
 

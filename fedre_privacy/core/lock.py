@@ -241,7 +241,7 @@ def _just_removed(error: OSError) -> bool:
 
     ``mkdir`` says that a folder exists where it goes before ``mkdir`` can look what it is.
     """
-    if isinstance(error, FileExistsError):
+    if isinstance(error, FileExistsError) and error.filename:
         return Path(error.filename).is_dir() or not os.path.lexists(error.filename)
     return isinstance(error, FileNotFoundError)
 

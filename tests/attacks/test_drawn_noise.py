@@ -6,11 +6,12 @@ from sklearn.covariance import ledoit_wolf
 from torch import nn
 
 from fedre_privacy.attacks.common.drawn_noise import (
-    WIDE,
+    MOST_VALUES,
     noise_weights,
     shrunk_covariance,
     weighted_extractors,
     weighted_rows,
+    weights_by_owner,
 )
 
 DIM = 48
@@ -44,7 +45,7 @@ def images():
 
 
 def weights_of(module, images):
-    return noise_weights(module, images, torch.Generator().manual_seed(2))
+    return noise_weights((1, 0), module, images)
 
 
 def test_few_directions_of_noise_count_for_nothing_and_the_others_stay(images):
@@ -95,7 +96,7 @@ def test_the_covariance_is_that_of_ledoit_and_wolf(count):
         Drawing(noise=lambda _, made, rng: made[torch.randperm(len(made), generator=rng)] - made),
         Drawing(noise=lambda images, made, _: torch.full_like(made, torch.nan)),
         Drawing(noise=lambda _, made, rng: torch.ones_like(made)),
-        Drawing(dim=WIDE + 1),
+        Drawing(dim=MOST_VALUES + 1),
     ],
     ids=["no draws", "of nothing", "mixes with others", "not a number", "always the same", "wide"],
 )
@@ -104,8 +105,9 @@ def test_nothing_is_weighed_where_there_is_no_noise_to_weigh(images, module):
 
 
 def test_rows_and_extractors_are_weighed_alike(images):
-    noisy, plain = Drawing(), Drawing()
-    weights = {(1, 0): weights_of(noisy, images)}
+    noisy, plain = Drawing(), nn.Sequential(nn.Flatten(), nn.Linear(64, DIM))
+    weights = weights_by_owner({(1, 0): noisy, (2, 0): plain}, images)
+    assert list(weights) == [(1, 0)]
     made = weighted_extractors({(1, 0): noisy, (2, 0): plain}, weights)
     rows, owners = torch.cat([noisy(images[:2]), plain(images[2:3])]), [(1, 0), (1, 0), (2, 0)]
     found = weighted_rows(rows, owners, weights)

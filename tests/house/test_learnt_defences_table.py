@@ -109,3 +109,16 @@ def test_predictors_are_ranked_within_each_seed(script):
     assert first["with adaptive found"] == "-1.00"
     assert found["distance correlation"]["with adaptive dB over floor"] == "+nan"
     assert found["rank of the gradient over pixels"]["with adaptive dB over floor"] == "-0.50"
+
+
+def test_the_strongest_of_several_attacks_stands_out(script):
+    label, rows = "fedgh + cem:noise=0.1", []
+    for seed, over in ((1, 1.0), (2, 3.0)):
+        for name, more in (("linear", 0.0), ("diffusion", 2.0)):
+            own = measured(label, seed, "adaptive", over + more, 0.5 + more / 10)
+            rows += [{**row, "attack": name} for row in own]
+    row = script.Variant(label, pd.DataFrame(rows)).attack_row()
+    assert row == {
+        "protocol": "fedgh", "defence": "`cem:noise=0.1`", "n": "40",
+        "`linear`": "+2.0 ± 1.4, 0.50", "`diffusion`": "**+4.0 ± 1.4, 0.70**", "guess": "0.10",
+    }  # fmt: skip
