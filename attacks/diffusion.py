@@ -47,7 +47,7 @@ class Diffusion(Linear, DenoiserTraining, Sampling, CalibratedAttack):
     step: the picture under noise is denoised, moved until its representation is the one uploaded,
     and given less noise. The answer is the mean of several such images; how far they are apart is
     told as `spread`. The error that an upload has (declared noise, or the mean of several images)
-    is measured on auxiliary images and allowed for.
+    is measured on auxiliary images and allowed for, in each direction where clients draw it.
 
     Shape:      r (d,) each; output (N, C, H, W), values in [0, 1]
     Needs:      UPLOADS, EXTRACTOR, AUX_DATA          Recovers: inputs

@@ -250,7 +250,8 @@ class EnsembleKalman(Linear, Moves, CalibratedAttack):
     apart is told as `spread`. The extractor is evaluated and never differentiated, so that deep
     ones, whose slope at one point tells little, are inverted too. Where a representation has more
     than 512 values the regression learns what a share of the map of `linear` leaves, so that the
-    candidates can be fewer than the values.
+    candidates can be fewer than the values. Where clients change representations at random, each
+    candidate is given an error that such uploads have.
 
     Shape:      r (d,) each; output (N, C, H, W), values in [0, 1]
     Needs:      UPLOADS, EXTRACTOR, AUX_DATA          Recovers: inputs

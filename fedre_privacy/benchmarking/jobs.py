@@ -93,12 +93,13 @@ def plan(
         suite: from a training to the settings of the attacks on it.
 
     Raises:
-        ConfigError: settings that do not resolve, each with the variant it belongs to.
+        ConfigError: settings that do not resolve, each once with the variants it belongs to.
         IncompatibleError: an attack that cannot read what the training would upload.
     """
     jobs: list[BenchmarkJob] = []
-    problems: list[str] = []
+    problems: dict[str, list[str]] = {}
     owners: dict[str, str] = {}
+    twice: list[str] = []
     for variant in variants:
         for seed in seeds:
             values = merge(merge(dict(base), variant.values), {"train": {"seed": seed}})
@@ -111,14 +112,19 @@ def plan(
                 training = _keep_first_round(training, attacks)
                 for settings in attacks:
                     check_ahead(training, settings)
-            problems += [f"{variant.label}: {text}" for text in own if seed == seeds[0]]
+            for text in own if seed == seeds[0] else ():
+                problems.setdefault(text, []).append(variant.label)
             if training is not None and not own:
                 owner = owners.setdefault(training.run_name, variant.label)
                 if owner != variant.label and seed == seeds[0]:
-                    problems.append(f"{variant.label} is the same training as {owner}: name one.")
+                    twice.append(f"{variant.label} is the same training as {owner}: name one.")
                 jobs.append(BenchmarkJob(variant.label, seed, training, tuple(attacks)))
-    if problems:
-        raise ConfigError(*problems)
+    told = [
+        text if 1 < len(variants) == len(labels) else f"{', '.join(labels)}: {text}"
+        for text, labels in problems.items()
+    ]
+    if told or twice:
+        raise ConfigError(*told, *twice)
     return jobs
 
 

@@ -83,6 +83,12 @@ def test_refusals(call: Any, nowhere: Path, options: list[str], text: str) -> No
     assert list(nowhere.iterdir()) == []
 
 
+def test_what_is_wrong_with_all_is_said_once(call: Any) -> None:
+    done = call("--protocols", "fedre,fedgh,fedavg", "--attacks", "dipp", "--seeds", "0,1")
+    assert done.code == 2 and done.err.count("dipp") == 1
+    assert done.err.startswith("Unknown attack 'dipp'. Did you mean 'dip'?")
+
+
 def test_options_win_over_the_keys_of_the_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     text = "protocols: [fedre]\nseeds: [7]\ntargets: 3\nattacks: [dip]\ndefenses: [nopeek]\n"
