@@ -63,8 +63,9 @@ def _unrecognised(parser: argparse.ArgumentParser, strange: Sequence[str]) -> st
     hints, known = [], vars(parser)["_option_string_actions"]
     for word in strange:
         option = word.partition("=")[0]
-        if close := nearest(option, known) if option.startswith("--") else None:
-            hints.append(f"Did you mean {close}?")
+        names = [one.removeprefix("--") for one in known if one.startswith("--")]
+        if option.startswith("--") and (close := nearest(option.removeprefix("--"), names)):
+            hints.append(f"Did you mean --{close}?")
         elif word in _protocols():
             hints.append(f"'{word}' is a protocol: --protocol {word}.")
     return " ".join([f"unrecognized arguments: {' '.join(strange)}.", *hints])

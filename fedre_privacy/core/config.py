@@ -11,6 +11,7 @@ import dataclasses
 import inspect
 import math
 import operator
+import shlex
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -393,7 +394,11 @@ def load_yaml(path: Path) -> LoadedYaml:
         ConfigError: not YAML, or not a mapping.
     """
     if not path.is_file():
-        raise MissingInputError(f"No settings file at {path}.")
+        there = next(one for one in path.absolute().parents if one.is_dir())
+        raise MissingInputError(
+            f"No settings file at {path}.",
+            next_step=f"See what is there: ls {shlex.quote(str(there))}",
+        )
     try:
         values, node = parse_yaml(read_text(path, MOST_SETTINGS))
     except (ValueError, yaml.YAMLError) as error:

@@ -137,6 +137,7 @@ def test_settings_file(cli: Any, nowhere: Path, content: str | None, code: int, 
         config.write_text(content)
     done = cli.attack("--config", config)
     assert done.code == code and text in done.err and list(nowhere.iterdir()) == []
+    assert (f"ls {nowhere.parent}" in done.err) == (content is None)
 
 
 def test_argument_errors_are_short(cli: Any, nowhere: Path) -> None:
@@ -547,6 +548,7 @@ def test_every_exit_code_is_documented(repo: Path) -> None:
     [
         (["--traget", "labels"], "unrecognized arguments: --traget. Did you mean --target?"),
         (["--protocol", "fedre", "--roudns=3"], "Did you mean --rounds?"),
+        (["--protocol", "fedre", "--name=mine"], "unrecognized arguments: --name=mine.\n"),
     ],
 )
 def test_a_mistyped_option_is_shown_the_nearest(cli: Any, words: list[str], text: str) -> None:
