@@ -27,6 +27,7 @@ from .common.gradient_check import check_gradients
 from .common.objectives import l2rel
 from .common.tiles import cpu_tile, each, progress
 from .common.tiling import Piece, Tick, cached, in_tiles_of, join, reconstruction
+from .common.told_masks import left_by_mask, unmasked_extractors
 from .inversion.auxiliary_images import AuxImages
 from .inversion.denoiser import Denoiser, DenoiserTraining, blank, train_denoiser
 from .inversion.gradient_descent import by_owner, spread_of
@@ -226,6 +227,9 @@ def _draw_answers(kind: _Kind, net: Denoiser, begun: Piece) -> Piece:
     extractors = {
         key: frozen_copy(observation.extractors[key], device) for key in {owners[i] for i in order}
     }
+    bare = unmasked_extractors(observation, extractors)
+    if bare is not None:
+        extractors, sent = bare, left_by_mask
     seen = weighted_extractors(extractors, kind.weights)
     resolution = kind.aux.resolution
 

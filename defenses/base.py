@@ -200,6 +200,8 @@ class Defense:
     """Kinds of artifacts that `defend` changes, or their roles; it is given no others."""
     adds_noise: ClassVar[bool] = False
     """Whether it claims a guarantee for what `defend` returns."""
+    sets_zeros: ClassVar[bool] = False
+    """Whether all that `change` does is to set coordinates of representations to 0."""
     opponents: ClassVar[tuple[str, ...]] = ()
     """Names of those own modules that are trained by `opponent_loss` against the client; the others
     are trained with the client's model, on its loss."""

@@ -48,6 +48,17 @@ class DefendedExtractor(nn.Module):
         """Representations (n, d) with fresh draws."""
         return self._passed(images, dict.fromkeys(range(len(self.defenses)), generator))
 
+    def unmasked(self) -> nn.Module | None:
+        """The same without the changes that set coordinates to 0; None where there are none."""
+        changing = [one for one in self.defenses if type(one).change is not Defense.change]
+        first = next((n for n, one in enumerate(changing) if one.sets_zeros), len(changing))
+        if first == len(changing) or not all(one.sets_zeros for one in changing[first:]):
+            return None  # what comes after them could fill the zeros again
+        made = copy.copy(self)
+        made.opaque = None
+        made.defenses = tuple(Defense() if one.sets_zeros else one for one in self.defenses)
+        return made
+
     def _passed(self, images: Tensor, rngs: Mapping[int, torch.Generator]) -> Tensor:
         changes = Changes(self.defenses, dict(self.own.items()), rngs)
         images = changes.images(images, self.extractor)

@@ -37,6 +37,7 @@ class Disco(Defense):
 
     when_to_use = "to leave out the coordinates that a decoder needs more than the task does"
     acts_on = COLLECTED
+    sets_zeros = True
     opponents = ("decoder",)
 
     strength: float = knob(1.0, help="weight of the decoder's error, for the pruning network", ge=0)

@@ -49,6 +49,7 @@ class Soteria(Defense):
 
     when_to_use = "heads, gradients and representations, without anything to train"
     acts_on = (*COLLECTED, *TRAINED)
+    sets_zeros = True
 
     strength: float = knob(0.4, help="share of coordinates set to 0", ge=0, le=1)
     directions: int = knob(16, help="random directions behind an estimate; 0: exact", ge=0)

@@ -23,6 +23,7 @@ from fedre_privacy.attacks.common.gradient_check import check_gradients
 from fedre_privacy.attacks.common.objectives import OBJECTIVES
 from fedre_privacy.attacks.common.tiles import cpu_tile, measured_rows
 from fedre_privacy.attacks.common.tiling import Piece, Tick, in_tiles_of, reconstruction, stage
+from fedre_privacy.attacks.common.told_masks import objective_of_rest, unmasked_extractors
 from fedre_privacy.core.channels import LearntChange, StepsAt, join_steps
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.cuda_graphs import capture_for
@@ -154,6 +155,9 @@ class ImageSearch(Attack):
         }
         check_extractors(extractors, owners, rows.shape[1], observation.image_shape, device)
         check_gradients(observation, extractors)
+        bare = unmasked_extractors(observation, extractors)
+        if bare is not None:
+            extractors, objective = bare, objective_of_rest(objective)
         learnt = [step for step in observation.channel.extractor if isinstance(step, LearntChange)]
         if any(step.random for step in learnt) and rows_as_sent(observation) is None:
             own = stream(0, "images to draw noise on")  # the attacker may hold no others

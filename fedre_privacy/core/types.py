@@ -175,6 +175,14 @@ class RandomModule(Protocol):
 
 
 @runtime_checkable
+class MaskingModule(Protocol):
+    """An extractor that may set coordinates of representations to 0."""
+
+    def unmasked(self) -> nn.Module | None:
+        """The same before it does; None where it sets none."""
+
+
+@runtime_checkable
 class ChangedModel(Protocol):
     """A model whose head is given representations as a client's defences change them."""
 
