@@ -92,6 +92,12 @@ def its_change_is_what_it_says(cls: type[Defense]) -> None:
         random = not torch.equal(drawn[0], drawn[2])
         told = any(step.random for step in said.extractor)
         expect(told or not random, "It draws, and its channel says LearntChange(random=False).")
+    with torch.no_grad():
+        left = torch.where(calm[0] == 0, 0.0, extractor(images))
+    masks = torch.allclose(calm[0], left, atol=1e-6) and torch.equal(drawn[0], calm[0])
+    expect(masks or not made.sets_zeros, "It does more than to set coordinates to 0.")
+    masks &= bool((calm[0] == 0).any())
+    expect(not masks or made.sets_zeros, "It sets coordinates to 0: say so, `sets_zeros = True`.")
 
 
 def training_with_it_repeats(cls: type[Defense]) -> None:

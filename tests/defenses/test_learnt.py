@@ -186,6 +186,8 @@ def broken(monkeypatch, name, **changes):
         ("Short", {"channel": lambda self, facts: Channel()}, "no TrainingTerm"),
         ("Short", {"training_term": lambda self, batch: batch.reps}, "no finite scalar"),
         ("Rival", {"opponents": ("other",)}, "none of its own modules: other"),
+        ("Gate", {"sets_zeros": True}, "does more than to set coordinates to 0"),
+        ("Gate", {"change": lambda self, reps, seen: reps * (reps > 0.7)}, "sets_zeros = True"),
     ],
 )
 def test_broken_promises_are_caught(name, changes, says, monkeypatch):

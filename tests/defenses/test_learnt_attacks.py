@@ -115,11 +115,11 @@ def test_the_attacker_line_is_true(protocol, given, name, run):
     adaptation["told_truly"](run(given, protocol=protocol, rounds=3), name)
 
 
-def difference(made, name, attacker, target="uploaded", **settings):
+def difference(made, name, attacker, target="uploaded", targets=24, **settings):
     """PSNR over the floor of the best guess that does not know the upload, and the verdict."""
     values = {
         "attack": {"name": name, **settings}, "threat": "strong", "target": target,
-        "eval": {"targets": 24, "ceiling": 0, "attacker": attacker, "candidates": 10},
+        "eval": {"targets": targets, "ceiling": 0, "attacker": attacker, "candidates": 10},
     }  # fmt: skip
     card = attack(made, resolve_attack(values, {}, [])).card
     psnr = next(one for one in card.measures if one.key == "psnr")
@@ -183,6 +183,31 @@ def test_noise_of_few_vectors_hides_little_from_who_knows_them(name, settings, n
     unknown, _ = difference(made, name, "naive", **settings)
     assert known > unknown + 3
     assert known > bare - 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("dip", {"steps": 100}),
+        ("pixel", {"steps": 200}),
+        ("diffusion", {"updates": 50, "width": 8, "steps": 20, "samples": 1}),
+    ],
+)
+@pytest.mark.parametrize("defence", ["soteria:strength=0.4", "disco:ratio=0.5"])
+def test_zeros_that_are_seen_hide_nothing_but_themselves(
+    name, settings, defence, tiny, tmp_path, monkeypatch
+):
+    sections = {**LEARNT, **KEPT, "train": GOOD, "protocol": {"name": "fedallrep"}}
+    made = train(tiny(**sections, defense=[defence]), runs=tmp_path / "runs")
+    known, _ = difference(made, name, "adaptive", **settings)
+    unknown, _ = difference(made, name, "naive", **settings)
+    assert known > unknown + 1
+    for module in ("diffusion", "inversion.search_settings"):
+        place = f"fedre_privacy.attacks.{module}.unmasked_extractors"
+        monkeypatch.setattr(place, lambda *_: None)
+    through, _ = difference(made, name, "adaptive", targets=23, **settings)
+    assert known > through + 1
 
 
 @pytest.mark.slow
