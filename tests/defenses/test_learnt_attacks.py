@@ -131,6 +131,7 @@ LEARNT = {
     "partition": {"name": "pra", "alpha": 5.0},
     "model": {"name": "cnn4", "dim": 64},
 }
+QUICK = {"updates": 50, "width": 8, "steps": 20, "samples": 1}
 GOOD = {"rounds": 6, "clients": 2, "epochs": 2, "lr": 0.1}
 
 
@@ -172,7 +173,7 @@ def noisy(tiny, tmp_path_factory):
     ("name", "settings"),
     [
         ("dip", {"steps": 100}),
-        ("diffusion", {"updates": 50, "width": 8, "steps": 20, "samples": 1}),
+        ("diffusion", QUICK),
         ("ensemble-kalman", {"members": 300}),
     ],
 )
@@ -187,14 +188,13 @@ def test_noise_of_few_vectors_hides_little_from_who_knows_them(name, settings, n
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "settings"),
+    ("name", "settings", "defence"),
     [
-        ("dip", {"steps": 100}),
-        ("pixel", {"steps": 200}),
-        ("diffusion", {"updates": 50, "width": 8, "steps": 20, "samples": 1}),
+        ("dip", {"steps": 100}, "soteria:strength=0.4"),
+        ("diffusion", QUICK, "soteria:strength=0.4"),
+        ("diffusion", QUICK, "disco:ratio=0.5"),
     ],
 )
-@pytest.mark.parametrize("defence", ["soteria:strength=0.4", "disco:ratio=0.5"])
 def test_zeros_that_are_seen_hide_nothing_but_themselves(
     name, settings, defence, tiny, tmp_path, monkeypatch
 ):
