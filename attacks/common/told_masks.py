@@ -29,8 +29,14 @@ def unmasked_extractors(
     """
     channel = observation.channel
     changed = channel.each or channel.rows or any(step.random for step in channel.extractor)
-    if changed or not all(isinstance(one, MaskingModule) for one in extractors.values()):
+    if changed:
         return None
+    found = {}
+    for owner, one in extractors.items():
+        bare = one.unmasked() if isinstance(one, MaskingModule) else None
+        if bare is None:
+            return None
+        found[owner] = bare
     for upload in observation.targets:
         for artifact in upload.artifacts:
             rows = artifact.rows()
@@ -39,12 +45,7 @@ def unmasked_extractors(
             behind = upload_behind(observation, upload.client, upload.round, rows)
             if not isinstance(artifact, Representations) or behind is None:
                 return None
-    found = {
-        owner: bare
-        for owner, one in extractors.items()
-        if isinstance(one, MaskingModule) and (bare := one.unmasked()) is not None
-    }
-    return {**extractors, **found} if found else None
+    return found
 
 
 def left_by_mask(reps: Tensor, wanted: Tensor) -> Tensor:

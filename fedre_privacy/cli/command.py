@@ -60,10 +60,11 @@ def command(
 
 def _unrecognised(parser: argparse.ArgumentParser, strange: Sequence[str]) -> str:
     """What is said of words that no option takes, with the nearest option or what they name."""
-    hints, known = [], vars(parser)["_option_string_actions"]
+    known = vars(parser)["_option_string_actions"]
+    names = [one.removeprefix("--") for one in known if one.startswith("--")]
+    hints = []
     for word in strange:
         option = word.partition("=")[0]
-        names = [one.removeprefix("--") for one in known if one.startswith("--")]
         if option.startswith("--") and (close := nearest(option.removeprefix("--"), names)):
             hints.append(f"Did you mean --{close}?")
         elif word in _protocols():

@@ -206,6 +206,7 @@ def test_zeros_that_are_seen_hide_nothing_but_themselves(
     for module in ("diffusion", "inversion.search_settings"):
         place = f"fedre_privacy.attacks.{module}.unmasked_extractors"
         monkeypatch.setattr(place, lambda *_: None)
+    # other settings, as a finished attack would be read back
     through, _ = difference(made, name, "adaptive", targets=23, **settings)
     assert known > through + 1
 
