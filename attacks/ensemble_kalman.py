@@ -170,7 +170,8 @@ class _Group:
         room = (errors - errors.mean(0)).flatten(1).square().sum(1).mean()
         linear = None
         if wanted.shape[1] > WIDE:
-            linear = waves.of(work.whole.weight.unflatten(1, errors.shape[1:]))
+            weight = work.whole.weight[: wanted.shape[1]]
+            linear = waves.of(weight.unflatten(1, errors.shape[1:]))
         return cls(
             work.extract,
             sent or _as_it_is,

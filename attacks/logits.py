@@ -244,8 +244,9 @@ def _answer(
     folds = [total([one[k] for one in sums]) for k in range(FOLDS)]
     held = folds[0]
     if linear.match_targets:
-        empty = MapJob("prototypes", job.owner, job.index, sent, None, None, first=0)
-        pairs = simulate_averages(observation, empty, aux, clean[:AVERAGED_VIEWS], draws)
+        untold, some = sent.new_zeros(len(aux), 0), clean[:AVERAGED_VIEWS]
+        like = MapJob("prototypes", job.owner, job.index, sent, untold, None, None, first=0)
+        pairs = simulate_averages(observation, like, aux, some, untold, draws)
         means = _sums(pairs.fold, anew(pairs.reps), pairs.images)
         held = means[0]
         folds = [one + mean for one, mean in zip(folds, means, strict=True)]

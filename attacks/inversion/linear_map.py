@@ -53,7 +53,10 @@ class Linear:
 
 @dataclass(frozen=True)
 class LinearMap:
-    """x = (r - rep_mean) weight + image_mean; weight (d, P), images flat (P,)."""
+    """x = (r - rep_mean) weight + image_mean; weight (d, P), images flat (P,).
+
+    The last of the d values may be a class code, see `ClassEffects`.
+    """
 
     weight: Tensor
     rep_mean: Tensor
@@ -64,8 +67,8 @@ class LinearMap:
         return (reps - self.rep_mean) @ self.weight + self.image_mean
 
     def change(self, reps: Tensor) -> Tensor:
-        """What a change of representations (n, d) changes in the images (n, P)."""
-        return reps @ self.weight
+        """What a change of representations without their codes changes in the images (n, P)."""
+        return reps @ self.weight[: reps.shape[1]]
 
 
 @dataclass(frozen=True)
@@ -77,12 +80,13 @@ class Sums:
     images: Tensor
     rep_rep: Tensor
     rep_image: Tensor
+    energy: Tensor
 
     @classmethod
     def of(cls, reps: Tensor, images: Tensor) -> Sums:
-        """Sum over pairs."""
+        """Sum over pairs; `energy` sums the squares of pixels."""
         r, x = reps.double(), images.double()
-        return cls(len(r), r.sum(0), x.sum(0), r.T @ r, r.T @ x)
+        return cls(len(r), r.sum(0), x.sum(0), r.T @ r, r.T @ x, x.square().sum())
 
     def include(self, reps: Tensor, images: Tensor) -> Sums:
         """The sums with more pairs among them; changes these."""
@@ -91,6 +95,7 @@ class Sums:
         self.images.add_(x.sum(0))
         self.rep_rep.addmm_(r.T, r)
         self.rep_image.addmm_(r.T, x)
+        self.energy.add_(x.square().sum())
         return replace(self, count=self.count + len(r))
 
     def __add__(self, other: Sums) -> Sums:
@@ -100,6 +105,7 @@ class Sums:
             self.images + other.images,
             self.rep_rep + other.rep_rep,
             self.rep_image + other.rep_image,
+            self.energy + other.energy,
         )
 
     def moved(self, by: Tensor) -> Sums:
@@ -112,6 +118,7 @@ class Sums:
             self.images,
             self.rep_rep + both + both.T + self.count * torch.outer(shift, shift),
             self.rep_image + torch.outer(shift, self.images),
+            self.energy,
         )
 
     def without(self, part: Sums) -> Sums:
@@ -122,6 +129,16 @@ class Sums:
             self.images - part.images,
             self.rep_rep - part.rep_rep,
             self.rep_image - part.rep_image,
+            self.energy - part.energy,
+        )
+
+    def first(self, dim: int) -> Sums:
+        """The sums of the first values of representations."""
+        return replace(
+            self,
+            reps=self.reps[:dim],
+            rep_rep=self.rep_rep[:dim, :dim],
+            rep_image=self.rep_image[:dim],
         )
 
     def about(self, rep: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
@@ -191,9 +208,11 @@ def choose_penalty(kept: Sums, held: Sums) -> float:
     return PENALTIES[-1] if errors is None else PENALTIES[int(errors.argmin())]
 
 
-def errors_by_penalty(kept: Sums, held: Sums) -> Tensor | None:
-    """Squared error on `held`, up to a constant, of the map fitted to `kept` with each of
-    `PENALTIES`; None where a representation is not finite."""
+def errors_by_penalty(
+    kept: Sums, held: Sums, penalties: Sequence[float] = PENALTIES
+) -> Tensor | None:
+    """Squared error on `held` of the map fitted to `kept` with each penalty; None where a
+    representation is not finite."""
     rep, image = kept.reps / kept.count, kept.images / kept.count
     scatter, both = kept.about(rep, image)
     seen, wanted = held.about(rep, image)
@@ -204,8 +223,9 @@ def errors_by_penalty(kept: Sums, held: Sums) -> Tensor | None:
     agree = (turned * (vectors.T @ wanted)).sum(1)
     energy = (vectors.T @ seen @ vectors) * (turned @ turned.T)
     scale = scatter.diagonal().mean()
+    unread = held.energy - 2 * image @ held.images + held.count * image.square().sum()
     errors = []
-    for penalty in PENALTIES:
+    for penalty in penalties:
         shrink = 1 / (values.clamp(min=0) + penalty * scale + TINY)
-        errors.append(shrink @ energy @ shrink - 2 * shrink @ agree)
+        errors.append(unread + shrink @ energy @ shrink - 2 * shrink @ agree)
     return torch.stack(errors)

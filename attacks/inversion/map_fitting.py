@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -15,13 +15,14 @@ from fedre_privacy.attacks.common.drawn_noise import WeightedExtractor
 from fedre_privacy.attacks.common.frozen_modules import BATCH, frozen_copy, outputs
 from fedre_privacy.attacks.common.objectives import l2rel
 from fedre_privacy.attacks.common.tiling import Piece
+from fedre_privacy.core.events import Event
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Observation
 from fedre_privacy.models.shared_passes import extractor_name
 
 from .auxiliary_images import AuxImages
-from .linear_map import Linear, LinearMap, Sums, fit_ridge, predict_ridge
-from .map_jobs import MapJob
+from .linear_map import Linear, LinearMap
+from .map_jobs import MapJob, aux_codes
 from .ridge_fit import Latest, RidgeFit, fit_views
 from .training_pairs import FOLDS, AuxPairs, simulate_averages, some_views
 
@@ -72,7 +73,8 @@ def prepare_work(
     client, round = job.owner
     extract = frozen_copy(observation.extractors[job.owner], context.device)
     draws = stream(context.seed, f"simulate {job.family}", client=client, round=round)
-    name = extractor_name(job.owner, extract)
+    name, classes = extractor_name(job.owner, extract), job.codes.shape[1]
+    codes = aux_codes(observation, classes).to(context.device)
     own = stream(context.seed, "drawn representations", client=client, round=round)
     clean = context.passes.of(
         name, linear.views, lambda: aux.representations(extract, linear.views, own)
@@ -85,38 +87,46 @@ def prepare_work(
         fresh = stream(context.seed, f"defended {job.family}", client=client, round=round)
         clean = [bounded_each(channel, r) for r in clean]
         reps = [rows_resent(channel, r, upload, fresh) for r in clean]
-        fit = fit_views(reps, pictures, linear.penalty)
+        fit = fit_views(reps, pictures, linear.penalty, codes)
     else:
-        fit = fits.of(name, lambda: fit_views(clean, pictures, linear.penalty))
+        known = f"{name} {classes}"
+        fit = fits.of(known, lambda: fit_views(clean, pictures, linear.penalty, codes))
+    usual = reps[0][::FOLDS], codes[::FOLDS]
     if job.family == "single":
-        pairs = some_views(pictures, reps, linear.views, room, draws) if room else None
+        pairs = some_views(pictures, reps, codes, linear.views, room, draws) if room else None
     else:
-        pairs = simulate_averages(observation, job, pictures, clean[:AVERAGED_VIEWS], draws)
-        if upload is not None:
-            pairs = replace(pairs, reps=rows_resent(channel, pairs.reps, upload, fresh))
-        means = [
-            Sums.of(pairs.reps[pairs.fold == one], pairs.images[pairs.fold == one].flatten(1))
-            for one in range(FOLDS)
-        ]
-        fit = fit.with_means(means)
-    penalty, whole = fit.penalty, fit.whole
+
+        def averages(views: int, folds: Sequence[int] = range(FOLDS)) -> AuxPairs:
+            made = simulate_averages(observation, job, pictures, clean[:views], codes, draws, folds)
+            if upload is None:
+                return made
+            return replace(made, reps=rows_resent(channel, made.reps, upload, fresh))
+
+        pairs = averages(AVERAGED_VIEWS)
+        held = averages(1, [0])
+        fit = fit.with_means([pairs.sums(one) for one in range(FOLDS)], held.sums(0))
+        usual = held.reps, held.codes
+    targets, told = job.reps.to(context.device), job.codes.to(context.device)
+    if fit.doubts((targets, told), usual):
+        text = f"Uploads of client {client} are not like the classes told with them"
+        context.report(Event("note", {"text": f"{text}, which are not used."}))
+        fit = replace(fit, may_read=False)
+    whole = fit.whole
     without: list[LinearMap] = []
     picture = None
     if room and pairs is not None:
-        pairs = AuxPairs(*(t[:room] for t in (pairs.reps, pairs.images, pairs.fold, pairs.held)))
+        pairs = pairs.up_to(room)
         if crossed != "no":
             picture = torch.empty_like(pairs.images)
-            for one, part in enumerate(fit.parts):
+            for one in range(FOLDS):
                 where = pairs.fold == one
-                others = fit.everything.without(part)
                 if crossed == "maps":
-                    without.append(fit_ridge(others, penalty))
-                    made = without[-1](pairs.reps[where])
+                    without.append(fit.map_without(one))
+                    made = without[-1](pairs.rows[where])
                 else:
-                    made = predict_ridge(others, penalty, pairs.reps[where])
+                    made = fit.answers_without(one, pairs.rows[where])
                 picture[where] = made.reshape(-1, *pictures.shape[1:]).clamp(0, 1)
-    targets = job.reps.to(context.device)
-    answer = whole(targets).reshape(-1, *pictures.shape[1:]).clamp(0, 1)
+    answer = whole(torch.cat([targets, told], 1)).reshape(-1, *pictures.shape[1:]).clamp(0, 1)
     start = extract(aux.images.mean(0, keepdim=True)).expand(len(targets), -1)
     matches = [l2rel(start, targets), l2rel(outputs(through, answer), targets)]
     kept = pairs if room else None

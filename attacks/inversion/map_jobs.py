@@ -6,10 +6,17 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from fedre_privacy.attacks.common.channels import undo_smoothing
 from fedre_privacy.attacks.common.frozen_modules import frozen_copy
-from fedre_privacy.core.artifacts import Counts, EntangledRep, Prototypes
+from fedre_privacy.core.artifacts import (
+    Artifact,
+    Counts,
+    EntangledRep,
+    Prototypes,
+    Representations,
+)
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import Observation, Upload
 
@@ -21,12 +28,16 @@ LEAST_AUX = 8
 
 @dataclass(frozen=True)
 class MapJob:
-    """Targets of one kind that one extractor made; `index` are their rows in the observation."""
+    """Targets of one kind that one extractor made; `index` are their rows in the observation.
+
+    `codes` (n, k) are the class of each or the shares of classes in it; k = 0: not told.
+    """
 
     family: str
     owner: tuple[int, int]
     index: Tensor
     reps: Tensor
+    codes: Tensor
     encoding: Tensor | None
     sizes: Tensor | None
     first: int
@@ -61,6 +72,7 @@ def jobs_of(observation: Observation, linear: Linear) -> list[MapJob]:
         torch.device("cpu"),
     )
     found: dict[tuple[str, tuple[int, int], int], list[int]] = {}
+    codes: dict[tuple[str, tuple[int, int], int], list[Tensor]] = {}
     detail: dict[tuple[str, tuple[int, int], int], tuple[Tensor | None, Tensor | None]] = {}
     number = 0
     for upload in observation.targets:
@@ -78,14 +90,41 @@ def jobs_of(observation: Observation, linear: Linear) -> list[MapJob]:
                 serial = sum(key[:2] == (family, owner) for key in found)
             key = (family, owner, serial)
             found.setdefault(key, []).extend(range(number, number + len(held)))
+            codes.setdefault(key, []).append(_codes(observation, artifact, encoding))
             detail[key] = (encoding, sizes)
             number += len(held)
     jobs, first = [], 0
     for key in sorted(found):
-        index = torch.tensor(found[key])
-        jobs.append(MapJob(key[0], key[1], index, rows[index].float(), *detail[key], first=first))
+        index, told = torch.tensor(found[key]), codes[key]
+        widths = {one.shape[1] for one in told}
+        known = torch.cat(told) if len(widths) == 1 else torch.zeros(len(index), 0)
+        reps = rows[index].float()
+        jobs.append(MapJob(key[0], key[1], index, reps, known, *detail[key], first=first))
         first += len(index)
     return jobs
+
+
+def aux_codes(observation: Observation, classes: int) -> Tensor:
+    """Codes (n, k) of the auxiliary images, k as asked: 0 or the number of classes."""
+    assert observation.aux is not None
+    if not classes or observation.aux_labels is None:
+        return torch.zeros(len(observation.aux), 0)
+    return one_hot(observation.aux_labels.cpu().long(), classes).float()
+
+
+def _codes(observation: Observation, artifact: Artifact, encoding: Tensor | None) -> Tensor:
+    """Codes (m, k) of rows of an upload; k = 0 where some class is not told."""
+    classes, known = observation.num_classes, observation.aux_labels
+    if known is not None and bool((known < classes).all()):
+        if encoding is not None:
+            shares = encoding.float().cpu().clamp(min=0).nan_to_num(0.0)
+            return (shares / shares.sum().clamp(min=1e-12)).unsqueeze(0)
+        if isinstance(artifact, Prototypes | Representations):
+            labels = artifact.labels.cpu().long()
+            if bool(((labels >= 0) & (labels < classes)).all()):
+                return one_hot(labels, classes).float()
+    held = artifact.rows()
+    return torch.zeros(0 if held is None else len(held), 0)
 
 
 def _image_counts(

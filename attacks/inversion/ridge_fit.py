@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Generic, TypeVar
 
+import torch
 from torch import Tensor
 
-from .linear_map import LinearMap, Sums, choose_penalty, fit_ridge, total
+from .class_effects import ClassEffects, ClassSums
+from .linear_map import (
+    PENALTIES,
+    LinearMap,
+    Sums,
+    errors_by_penalty,
+    fit_ridge,
+    predict_ridge,
+    total,
+)
 from .simulated_uploads import folds_of, views
 from .training_pairs import FOLDS
 
@@ -21,14 +31,26 @@ Made = TypeVar("Made")
 class RidgeFit:
     """The sums of each fold of auxiliary images, and the map fitted to all of them.
 
+    Rows are representations with class codes behind them. The map is fitted to what they are beyond
+    the means of classes, or codes are left unread, as errs less on held-out images.
+
     Args:
-        held: what the penalty is chosen on: pairs of the first fold.
+        held: what penalty and codes are chosen on: pairs of the first fold.
         asked: the penalty, or None to choose one.
+        by_class: of each fold, of images as they are; codes are as long as these.
+        may_read: whether codes may be read.
     """
 
     parts: list[Sums]
     held: Sums
     asked: float | None
+    by_class: list[ClassSums]
+    may_read: bool = True
+
+    @cached_property
+    def classes(self) -> int:
+        """Values of a class code."""
+        return len(self.by_class[0].count)
 
     @cached_property
     def everything(self) -> Sums:
@@ -36,34 +58,97 @@ class RidgeFit:
         return total(self.parts)
 
     @cached_property
-    def penalty(self) -> float:
-        """The penalty asked for, or that with the least error on the first fold."""
-        if self.asked is not None:
-            return self.asked
-        return choose_penalty(total(self.parts[1:]), self.held)
+    def chosen(self) -> tuple[float, bool]:
+        """The penalty, and whether codes are read: those that err least on the first fold."""
+        penalties = PENALTIES if self.asked is None else (self.asked,)
+        kept = total(self.parts[1:])
+        found = []
+        for read in (False, True) if self.classes and self.may_read else (False,):
+            effects = ClassEffects.of(self.by_class[1:]) if read else None
+            sums = self._beyond(kept, effects), self._beyond(self.held, effects)
+            errors = errors_by_penalty(*sums, penalties)
+            if errors is not None:
+                best = int(errors.argmin())
+                found.append((float(errors[best]), penalties[best], read))
+        return min(found)[1:] if found else (penalties[-1], False)
 
     @cached_property
     def whole(self) -> LinearMap:
         """The map fitted to all folds."""
-        return fit_ridge(self.everything, self.penalty)
+        return self.map_without(None)
 
-    def with_means(self, means: list[Sums]) -> RidgeFit:
-        """The fit to these and to simulated means of each fold, on which a penalty is chosen."""
+    def doubts(self, sent: tuple[Tensor, Tensor], known: tuple[Tensor, Tensor]) -> bool:
+        """Whether codes are read, and cannot be those of what was sent, see `ClassEffects.fits`.
+
+        Args:
+            known: of images of the first fold.
+        """
+        return self.chosen[1] and not ClassEffects.of(self.by_class[1:]).fits(sent, known)
+
+    def map_without(self, fold: int | None) -> LinearMap:
+        """The map of rows that is fitted to all folds but one."""
+        sums, effects = self._but(fold)
+        found = fit_ridge(self._beyond(sums, effects), self.chosen[0])
+        if effects is not None:
+            return effects.with_map(found.weight)
+        unread = found.weight.new_zeros(self.classes, found.weight.shape[1])
+        mean = torch.cat([found.rep_mean, unread[:, 0]])
+        return LinearMap(torch.cat([found.weight, unread]), mean, found.image_mean)
+
+    def answers_without(self, fold: int, rows: Tensor) -> Tensor:
+        """Flat images (n, P), not clamped, that the map fitted without a fold makes of rows.
+
+        Where these are few it costs less than the map.
+        """
+        sums, effects = self._but(fold)
+        dim = len(sums.reps) - self.classes
+        reps, codes = rows[:, :dim], rows[:, dim:]
+        if effects is None:
+            return predict_ridge(self._beyond(sums, None), self.chosen[0], reps)
+        beyond = effects.beyond(reps, codes)
+        made = predict_ridge(effects.removed(sums), self.chosen[0], beyond)
+        return made + (codes.double() @ effects.images).float()
+
+    def with_means(self, means: list[Sums], held: Sums) -> RidgeFit:
+        """The fit to these and to simulated means of each fold, chosen on those that are held."""
         both = [single + mean for single, mean in zip(self.parts, means, strict=True)]
-        return RidgeFit(both, means[0], self.asked)
+        return replace(self, parts=both, held=held)
+
+    def _but(self, fold: int | None) -> tuple[Sums, ClassEffects | None]:
+        """Sums and class means of all folds but one; no means where codes are left unread."""
+        sums = self.everything if fold is None else self.everything.without(self.parts[fold])
+        if not self.chosen[1]:
+            return sums, None
+        rest = [one for number, one in enumerate(self.by_class) if number != fold]
+        return sums, ClassEffects.of(rest)
+
+    def _beyond(self, sums: Sums, effects: ClassEffects | None) -> Sums:
+        if effects is not None:
+            return effects.removed(sums)
+        return sums.first(len(sums.reps) - self.classes)
 
 
-def fit_views(reps: list[Tensor], aux: Tensor, penalty: float | None) -> RidgeFit:
-    """The fit to versions of auxiliary images (n, C, H, W) and their representations (n, d)."""
+def fit_views(
+    reps: list[Tensor], aux: Tensor, penalty: float | None, codes: Tensor | None = None
+) -> RidgeFit:
+    """The fit to versions of auxiliary images (n, C, H, W) and their representations (n, d).
+
+    Args:
+        codes: one-hot classes of the images (n, k); None or k = 0: not told.
+    """
     fold = folds_of(len(aux), FOLDS).to(aux.device)
+    codes = aux.new_zeros(len(aux), 0) if codes is None else codes
+    where = [fold == one for one in range(FOLDS)]
+    plain = [ClassSums.of(reps[0][w], codes[w], aux[w].flatten(1)) for w in where]
     sums: list[Sums] = []
     for number, (r, moved) in enumerate(zip(reps, views(aux, len(reps)), strict=True)):
-        parts = [(r[fold == one], moved[fold == one].flatten(1)) for one in range(FOLDS)]
+        rows = torch.cat([r, codes], 1)
+        parts = [(rows[w], moved[w].flatten(1)) for w in where]
         if number == 0:
             sums = [Sums.of(*part) for part in parts]
         else:
             sums = [known.include(*part) for known, part in zip(sums, parts, strict=True)]
-    return RidgeFit(sums, sums[0], penalty)
+    return RidgeFit(sums, sums[0], penalty, plain)
 
 
 class Latest(Generic[Made]):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
 from fedre_privacy.core.types import Observation
 
+from .linear_map import Sums
 from .map_jobs import MapJob
 from .simulated_uploads import blend_weights, folds_of, prototype_weights, views
 
@@ -23,17 +25,38 @@ SIMULATED = 3000
 class AuxPairs:
     """Representations (m, d) and images (m, C, H, W) of one extractor, and their folds (m,).
 
-    Held rows (m,) come from images that no network learns from.
+    `codes` (m, k) are class codes, see `MapJob`. Held rows (m,) come from images that no network
+    learns from.
     """
 
     reps: Tensor
+    codes: Tensor
     images: Tensor
     fold: Tensor
     held: Tensor
 
+    @property
+    def rows(self) -> Tensor:
+        """Representations with their codes behind them (m, d + k)."""
+        return torch.cat([self.reps, self.codes], 1)
+
+    def sums(self, fold: int) -> Sums:
+        """Those of rows and flat images of a fold."""
+        where = self.fold == fold
+        return Sums.of(self.rows[where], self.images[where].flatten(1))
+
+    def up_to(self, room: int) -> AuxPairs:
+        """The first pairs."""
+        return AuxPairs(*(getattr(self, one.name)[:room] for one in fields(self)))
+
 
 def some_views(
-    aux: Tensor, reps: list[Tensor], copies: int, room: int, draws: torch.Generator
+    aux: Tensor,
+    reps: list[Tensor],
+    codes: Tensor,
+    copies: int,
+    room: int,
+    draws: torch.Generator,
 ) -> AuxPairs:
     """Keep the representations and pictures of some views of some images, in mixed order."""
     device = aux.device
@@ -44,6 +67,7 @@ def some_views(
         images[number == one] = moved[base[number == one]]
     return AuxPairs(
         torch.cat(reps)[chosen],
+        codes[base],
         images,
         folds_of(len(aux), FOLDS).to(device)[base],
         base % HELD == HELD - 1,
@@ -55,21 +79,23 @@ def simulate_averages(
     job: MapJob,
     aux: Tensor,
     reps: list[Tensor],
+    codes: Tensor,
     draws: torch.Generator,
+    folds: Sequence[int] = range(FOLDS),
 ) -> AuxPairs:
     """Average images as the targets did, in representation and in pixels.
 
-    Means of a fold take images of that fold alone.
+    Means of a fold take images of that fold alone, of as many views as there are `reps`.
     """
     used = len(reps)
     labels = observation.aux_labels
     labels = torch.zeros(len(aux), dtype=torch.int64) if labels is None else labels.cpu()
     labels = labels.repeat(used)
     base = torch.arange(len(aux)).repeat(used)
-    made_reps, made_images, fold, held = [], [], [], []
+    made_reps, made_codes, made_images, fold, held = [], [], [], [], []
     pixels = torch.cat(list(views(aux, used))).flatten(1)
-    flat = torch.cat(reps)
-    for one in range(FOLDS):
+    flat, known = torch.cat(reps), codes.repeat(used, 1)
+    for one in folds:
         for checked in (False, True):
             members = (base % FOLDS == one) & ((base % HELD == HELD - 1) == checked)
             wanted = SIMULATED // FOLDS // HELD * (1 if checked else HELD - 1)
@@ -81,12 +107,14 @@ def simulate_averages(
                 weights = blend_weights(job.encoding, labels, members, wanted, draws)
             weights = weights.to(aux.device)
             made_reps.append(weights @ flat)
+            made_codes.append(weights @ known)
             made_images.append((weights @ pixels).reshape(-1, *aux.shape[1:]))
             fold.append(torch.full((wanted,), one))
             held.append(torch.full((wanted,), checked))
     order = torch.randperm(sum(map(len, fold)), generator=draws).to(aux.device)
     return AuxPairs(
         torch.cat(made_reps)[order],
+        torch.cat(made_codes)[order],
         torch.cat(made_images)[order],
         torch.cat(fold).to(aux.device)[order],
         torch.cat(held).to(aux.device)[order],
