@@ -35,7 +35,7 @@ class RidgeFit:
     the means of classes, or codes are left unread, as errs less on held-out images.
 
     Args:
-        held: what penalty and codes are chosen on: pairs of the first fold.
+        held: what penalty and codes are chosen on: images of the first fold as they are.
         asked: the penalty, or None to choose one.
         by_class: of each fold, of images as they are; codes are as long as these.
         may_read: whether codes may be read.
@@ -140,15 +140,14 @@ def fit_views(
     codes = aux.new_zeros(len(aux), 0) if codes is None else codes
     where = [fold == one for one in range(FOLDS)]
     plain = [ClassSums.of(reps[0][w], codes[w], aux[w].flatten(1)) for w in where]
-    sums: list[Sums] = []
     for number, (r, moved) in enumerate(zip(reps, views(aux, len(reps)), strict=True)):
         rows = torch.cat([r, codes], 1)
         parts = [(rows[w], moved[w].flatten(1)) for w in where]
         if number == 0:
-            sums = [Sums.of(*part) for part in parts]
+            sums, held = [Sums.of(*part) for part in parts], Sums.of(*parts[0])
         else:
             sums = [known.include(*part) for known, part in zip(sums, parts, strict=True)]
-    return RidgeFit(sums, sums[0], penalty, plain)
+    return RidgeFit(sums, held, penalty, plain)
 
 
 class Latest(Generic[Made]):
