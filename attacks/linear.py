@@ -38,7 +38,9 @@ class LinearDecoder(Linear, CalibratedAttack):
     One map for each extractor, x = W (r - mean) + mean image, fitted in closed form to auxiliary
     images, mirrored and shifted for more of them. Answers are clamped to [0, 1]. Prototypes and
     entangled representations are read by maps fitted to simulated ones as well, whose answer is
-    the mean image.
+    the mean image. Where classes are told with uploads and of auxiliary images, the two means may
+    be those of the class, drawn to those of all the more, the less classes differ: held-out images
+    decide. Uploads that are not like their classes are read without, which a note says.
 
     Shape:      r (d,) each; output (N, C, H, W), values in [0, 1]
     Needs:      UPLOADS, EXTRACTOR, AUX_DATA          Recovers: inputs
