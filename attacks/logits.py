@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +24,11 @@ from .common.explained_share import rows_explained
 from .common.frozen_modules import frozen_copy, outputs
 from .common.objectives import l2rel
 from .common.tiling import Piece, Tick, in_groups, reconstruction
-from .inversion.linear_map import Linear, Sums, choose_penalty, fit_ridge, total
-from .inversion.map_jobs import LEAST_AUX, MapJob
-from .inversion.simulated_uploads import folds_of, views
-from .inversion.training_pairs import FOLDS, simulate_averages
+from .inversion.linear_map import Linear
+from .inversion.map_jobs import LEAST_AUX, MapJob, aux_codes, label_codes
+from .inversion.ridge_fit import fit_views
+from .inversion.simulated_uploads import views
+from .inversion.training_pairs import FOLDS, AuxPairs, simulate_averages
 
 AVERAGED_VIEWS = 2
 """Views that enter simulated means: plain and mirrored."""
@@ -122,6 +124,7 @@ class _Job:
         owner: client and attacked round.
         rounds: those read, ascending.
         index: rows of the targets in the observation (n,).
+        codes: of these classes, see `MapJob`.
         sent: outputs of these classes in each round, (n, T, C).
         uploads: all that the client uploaded in each round.
     """
@@ -129,6 +132,7 @@ class _Job:
     owner: tuple[int, int]
     rounds: tuple[int, ...]
     index: Tensor
+    codes: Tensor
     sent: Tensor
     uploads: tuple[Tensor, ...]
 
@@ -180,6 +184,7 @@ def _jobs(observation: Observation, limit: int | None) -> list[_Job]:
                     owner,
                     rounds,
                     torch.tensor([row for row, _ in rows]),
+                    label_codes(observation, labels),
                     torch.stack(parts, 1),
                     tuple(tables[r].outputs.float() for r in rounds),
                 )
@@ -236,26 +241,22 @@ def _answer(
         return how.features(torch.cat(parts, 1))
 
     clean = [made(moved) for moved in views(aux, linear.views)]
-    fold = folds_of(len(aux), FOLDS).to(device)
-    sums = [
-        _sums(fold, anew(one), moved)
-        for one, moved in zip(clean, views(aux, linear.views), strict=True)
-    ]
-    folds = [total([one[k] for one in sums]) for k in range(FOLDS)]
-    held = folds[0]
+    codes = aux_codes(observation, job.codes.shape[1]).to(device)
+    fit = fit_views([anew(one) for one in clean], aux, linear.penalty, codes)
+    usual = anew(clean[0][::FOLDS]), codes[::FOLDS]
     if linear.match_targets:
-        untold, some = sent.new_zeros(len(aux), 0), clean[:AVERAGED_VIEWS]
-        like = MapJob("prototypes", job.owner, job.index, sent, untold, None, None, first=0)
-        pairs = simulate_averages(observation, like, aux, some, untold, draws)
-        means = _sums(pairs.fold, anew(pairs.reps), pairs.images)
-        held = means[0]
-        folds = [one + mean for one, mean in zip(folds, means, strict=True)]
-    penalty = linear.penalty
-    if penalty is None:
-        penalty = choose_penalty(total(folds[1:]), held)
-    whole = fit_ridge(total(folds), penalty)
-    wanted = how.features(job.sent.flatten(1).to(device))
-    answer = whole(wanted).reshape(-1, *aux.shape[1:]).clamp(0, 1)
+        like = MapJob("prototypes", job.owner, job.index, sent, job.codes, None, None, first=0)
+
+        def averages(views: int, folds: Sequence[int] = range(FOLDS)) -> AuxPairs:
+            means = simulate_averages(observation, like, aux, clean[:views], codes, draws, folds)
+            return replace(means, reps=anew(means.reps))
+
+        held = averages(1, [0])
+        fit = fit.with_averages(averages(AVERAGED_VIEWS), held)
+        usual = held.reps, held.codes
+    wanted, told = how.features(job.sent.flatten(1).to(device)), job.codes.to(device)
+    fit = fit.checked((wanted, told), usual, context, client)
+    answer = fit.whole(torch.cat([wanted, told], 1)).reshape(-1, *aux.shape[1:]).clamp(0, 1)
     prior = aux.mean(0, keepdim=True).expand_as(answer)
     fits = [l2rel(how.features(made(one)), wanted) for one in (prior, answer)]
     tick(0, fits[-1])
@@ -265,7 +266,3 @@ def _answer(
         "fit": fits[-1].cpu(),
         "trace": torch.stack(fits).cpu(),
     }
-
-
-def _sums(fold: Tensor, reps: Tensor, images: Tensor) -> list[Sums]:
-    return [Sums.of(reps[fold == k], images[fold == k].flatten(1)) for k in range(FOLDS)]

@@ -202,12 +202,6 @@ class _Normal:
         return solution
 
 
-def choose_penalty(kept: Sums, held: Sums) -> float:
-    """Return the one of `PENALTIES` whose map, fitted to `kept`, errs least on `held`."""
-    errors = errors_by_penalty(kept, held)
-    return PENALTIES[-1] if errors is None else PENALTIES[int(errors.argmin())]
-
-
 def errors_by_penalty(
     kept: Sums, held: Sums, penalties: Sequence[float] = PENALTIES
 ) -> Tensor | None:

@@ -15,7 +15,6 @@ from fedre_privacy.attacks.common.drawn_noise import WeightedExtractor
 from fedre_privacy.attacks.common.frozen_modules import BATCH, frozen_copy, outputs
 from fedre_privacy.attacks.common.objectives import l2rel
 from fedre_privacy.attacks.common.tiling import Piece
-from fedre_privacy.core.events import Event
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Observation
 from fedre_privacy.models.shared_passes import extractor_name
@@ -104,13 +103,9 @@ def prepare_work(
 
         pairs = averages(AVERAGED_VIEWS)
         held = averages(1, [0])
-        fit = fit.with_means([pairs.sums(one) for one in range(FOLDS)], held.sums(0))
-        usual = held.reps, held.codes
+        fit, usual = fit.with_averages(pairs, held), (held.reps, held.codes)
     targets, told = job.reps.to(context.device), job.codes.to(context.device)
-    if fit.doubts((targets, told), usual):
-        text = f"Uploads of client {client} are not like the classes told with them"
-        context.report(Event("note", {"text": f"{text}, which are not used."}))
-        fit = replace(fit, may_read=False)
+    fit = fit.checked((targets, told), usual, context, client)
     whole = fit.whole
     without: list[LinearMap] = []
     picture = None

@@ -112,17 +112,24 @@ def aux_codes(observation: Observation, classes: int) -> Tensor:
     return one_hot(observation.aux_labels.cpu().long(), classes).float()
 
 
+def label_codes(observation: Observation, labels: Tensor) -> Tensor:
+    """Codes (n, k) of uploaded labels (n,); k = 0 where they cannot be compared with those of
+    auxiliary images."""
+    classes, known = observation.num_classes, observation.aux_labels
+    told = known is not None and bool((known < classes).all())
+    if not told or not bool(((labels >= 0) & (labels < classes)).all()):
+        return torch.zeros(len(labels), 0)
+    return one_hot(labels.cpu().long(), classes).float()
+
+
 def _codes(observation: Observation, artifact: Artifact, encoding: Tensor | None) -> Tensor:
     """Codes (m, k) of rows of an upload; k = 0 where some class is not told."""
-    classes, known = observation.num_classes, observation.aux_labels
-    if known is not None and bool((known < classes).all()):
-        if encoding is not None:
-            shares = encoding.float().cpu().clamp(min=0).nan_to_num(0.0)
-            return (shares / shares.sum().clamp(min=1e-12)).unsqueeze(0)
-        if isinstance(artifact, Prototypes | Representations):
-            labels = artifact.labels.cpu().long()
-            if bool(((labels >= 0) & (labels < classes)).all()):
-                return one_hot(labels, classes).float()
+    if isinstance(artifact, EntangledRep) and encoding is not None:
+        shares = encoding.float().cpu().clamp(min=0).nan_to_num(0.0)
+        shares = shares / shares.sum().clamp(min=1e-12)
+        return (shares @ label_codes(observation, torch.arange(len(shares)))).unsqueeze(0)
+    if isinstance(artifact, Prototypes | Representations):
+        return label_codes(observation, artifact.labels)
     held = artifact.rows()
     return torch.zeros(0 if held is None else len(held), 0)
 

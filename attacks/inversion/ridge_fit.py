@@ -11,6 +11,9 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from fedre_privacy.attacks.base import Context
+from fedre_privacy.core.events import Event
+
 from .class_effects import ClassEffects, ClassSums
 from .linear_map import (
     PENALTIES,
@@ -22,9 +25,11 @@ from .linear_map import (
     total,
 )
 from .simulated_uploads import folds_of, views
-from .training_pairs import FOLDS
+from .training_pairs import FOLDS, AuxPairs
 
 Made = TypeVar("Made")
+Coded = tuple[Tensor, Tensor]
+"""Representations (n, d) and their class codes (n, k)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,13 +82,24 @@ class RidgeFit:
         """The map fitted to all folds."""
         return self.map_without(None)
 
-    def doubts(self, sent: tuple[Tensor, Tensor], known: tuple[Tensor, Tensor]) -> bool:
-        """Whether codes are read, and cannot be those of what was sent, see `ClassEffects.fits`.
+    def checked(
+        self,
+        sent: tuple[Tensor, Tensor],
+        known: tuple[Tensor, Tensor],
+        context: Context,
+        client: int,
+    ) -> RidgeFit:
+        """The fit, its codes left unread where they cannot be those of what a client sent.
 
         Args:
-            known: of images of the first fold.
+            sent: what was uploaded.
+            known: the same of images of the first fold.
         """
-        return self.chosen[1] and not ClassEffects.of(self.by_class[1:]).fits(sent, known)
+        if not self.chosen[1] or ClassEffects.of(self.by_class[1:]).fits(sent, known):
+            return self
+        text = f"Uploads of client {client} are not like the classes told with them"
+        context.report(Event("note", {"text": f"{text}, which are not used."}))
+        return replace(self, may_read=False)
 
     def map_without(self, fold: int | None) -> LinearMap:
         """The map of rows that is fitted to all folds but one."""
@@ -109,10 +125,10 @@ class RidgeFit:
         made = predict_ridge(effects.removed(sums), self.chosen[0], beyond)
         return made + (codes.double() @ effects.images).float()
 
-    def with_means(self, means: list[Sums], held: Sums) -> RidgeFit:
-        """The fit to these and to simulated means of each fold, chosen on those that are held."""
-        both = [single + mean for single, mean in zip(self.parts, means, strict=True)]
-        return replace(self, parts=both, held=held)
+    def with_averages(self, pairs: AuxPairs, held: AuxPairs) -> RidgeFit:
+        """The fit to simulated averages too, chosen on those of the first fold that are held."""
+        both = [part + pairs.sums(fold) for fold, part in enumerate(self.parts)]
+        return replace(self, parts=both, held=held.sums(0))
 
     def _but(self, fold: int | None) -> tuple[Sums, ClassEffects | None]:
         """Sums and class means of all folds but one; no means where codes are left unread."""
