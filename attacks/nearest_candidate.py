@@ -16,7 +16,7 @@ from fedre_privacy.core.artifacts import (
     Prototypes,
     Representations,
 )
-from fedre_privacy.core.channels import ClippingStep, LearntChange, Smoothing, StepsAt
+from fedre_privacy.core.channels import ClippingStep, LearntChange, RandomChange, Smoothing, StepsAt
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.outcomes import CandidateScores
 from fedre_privacy.core.types import Knowledge, Observation
@@ -25,12 +25,13 @@ from fedre_privacy.models.shared_passes import extractor_name
 from .base import Attack, Context, attacks
 from .common.channels import bounded_each, undo_smoothing
 from .common.client_messages import asked_of
+from .common.drawn_noise import noise_covariance
 from .common.frozen_modules import frozen_copy, outputs
 from .mixtures.class_statistics import (
+    NOISE,
     SIZES,
     ClassStatistics,
     class_statistics,
-    likelihoods_of_products,
 )
 
 TINY = 1e-30
@@ -46,7 +47,8 @@ class NearestCandidate(Attack):
     The row R of n images of class c obeys R ~ N(mu_c + a (g(x) - mu_c), (1/n - a^2) S), a = l / n,
     if candidate x of class c (l = 1), or an image like it (l < 1), is one of them, and
     N(mu_c, S / n) if none is; mu_c and S are the means and the covariance within classes of public
-    images, or of the candidates where there are none. Likenesses l are averaged over, and so are
+    images, or of the candidates where there are none. What clients draw adds its covariance over n
+    to both. Likenesses l are averaged over, and so are
     numbers of images that were not sent; of single representations n is 1. Of a mixture a
     candidate's weight is that of its class over n, and candidates of classes that are not in it
     stand last. A row's own label is not used, so that what it says of the class comes
@@ -68,7 +70,7 @@ class NearestCandidate(Attack):
     answers = "retrieval"
     usual_for: ClassVar = {"retrieval": 1}
     adapts_to: ClassVar[StepsAt] = {
-        "extractor": (LearntChange,),
+        "extractor": (LearntChange, RandomChange),
         "each": (ClippingStep,),
         "encoding": (Smoothing,),
     }
@@ -77,6 +79,14 @@ class NearestCandidate(Attack):
         None, help="images of each class behind a row; none: as sent, else unknown", ge=1
     )
     aux: int = knob(2000, help="public images behind mu and S, at most", ge=2)
+
+    def adapts(self, observation: Observation) -> StepsAt:
+        """Noise is counted as spread; images that others were mixed with are read as they are."""
+        found = super().adapts(observation)
+        changes = observation.channel.extractor
+        if any(isinstance(step, RandomChange) and step.mixes for step in changes):
+            return {**found, "extractor": (LearntChange,)}
+        return found
 
     def run(self, observation: Observation, context: Context) -> CandidateScores:
         asked = asked_of(observation)
@@ -96,7 +106,7 @@ class NearestCandidate(Attack):
                     continue
                 name = extractor_name(owner, extractor)
                 if name not in views:
-                    views = {name: self._view(observation, context, extractor)}
+                    views = {name: self._view(observation, context, owner, extractor)}
                 sizes = self._sizes(artifact, counts, observation.num_classes)
                 mix = None
                 if isinstance(artifact, EntangledRep):
@@ -117,7 +127,13 @@ class NearestCandidate(Attack):
             return counts.clamp(min=1)[None]
         return torch.tensor(SIZES).double()[:, None].expand(-1, num_classes)
 
-    def _view(self, observation: Observation, context: Context, extractor: nn.Module) -> _View:
+    def _view(
+        self,
+        observation: Observation,
+        context: Context,
+        owner: tuple[int, int],
+        extractor: nn.Module,
+    ) -> _View:
         """Candidates and public images as an extractor sees them."""
         asked = asked_of(observation)
         images, labels = asked.images, asked.labels
@@ -128,7 +144,9 @@ class NearestCandidate(Attack):
             bounded_each(observation.channel, outputs(net, part, device=context.device))
             for part in (asked.images, images)
         )
-        statistics = class_statistics(known, labels, observation.num_classes)
+        noise = noise_covariance(owner, net, images.to(context.device))
+        noise = None if noise is None else noise.cpu()
+        statistics = class_statistics(known, labels, observation.num_classes, noise)
         white = statistics.white(seen, statistics.means[asked.labels])
         return _View(white, asked.labels, statistics)
 
@@ -151,34 +169,61 @@ def _odds(rows: Tensor, view: _View, sizes: Tensor, mix: Tensor | None) -> Tenso
     Args:
         sizes: (G, C), averaged over. mix: weights of the classes (C,); None: one unknown class.
     """
-    labels, whiten = view.labels, view.statistics.whiten
+    labels, white, whiten = view.labels, view.white, view.statistics.whiten
     centres = view.statistics.means if mix is None else (mix @ view.statistics.means)[None]
-    centres = centres @ whiten
+    centres, seen = centres @ whiten, rows @ whiten
     place = labels if mix is None else torch.zeros_like(labels)
-    seen = rows @ whiten
-    apart = torch.cdist(seen, centres).square()
-    cross = seen @ view.white.T - (centres[place] * view.white).sum(1)
-    size = view.white.square().sum(1)
     number = sizes[:, labels].repeat(len(LIKENESS), 1)
     weight = torch.tensor(LIKENESS).double().repeat_interleave(len(sizes))[:, None] / number
     spread, variance = 1 / sizes, 1 / number
     if mix is not None:
         weight = weight * mix[labels]
         spread = (mix.square() / sizes).sum(1, keepdim=True).clamp(min=TINY)
-        variance = spread.repeat(len(LIKENESS), 1)
-    out = []
-    for own, product in zip(apart, cross, strict=True):
-        member, _ = likelihoods_of_products(
-            own[place], product, size, rows.shape[1], weight, variance
-        )
-        other = -0.5 * (rows.shape[1] * spread.log() + own / spread)
-        without = other.logsumexp((0, 1)) - math.log(other.shape[1])
-        odds = member.logsumexp(0) - math.log(len(LIKENESS)) - without
-        if mix is not None:
-            odds = odds.masked_fill(mix[labels] <= 0, float(odds.nan_to_num(0.0).min()) - 1)
-        out.append(odds)
-    finite = rows.isfinite().all(1, keepdim=True)
-    return torch.where(finite, torch.stack(out), torch.nan)
+        variance = spread.repeat(len(LIKENESS), len(labels))
+    member = torch.full((len(rows), len(labels)), -torch.inf).double()
+    for cases in torch.stack([weight, variance], 2):
+        for case in cases.unique(dim=0):
+            mine = (cases == case).all(1)
+            found = _member_log_density(
+                seen, centres, place[mine], white[mine], case, view.statistics.noise
+            )
+            member[:, mine] = torch.logaddexp(member[:, mine], found)
+    apart = torch.cdist(seen, centres).square()[:, None]
+    other = -0.5 * (rows.shape[1] * spread.log() + apart / spread)
+    without = other.flatten(1).logsumexp(1, keepdim=True) - math.log(spread.shape[1])
+    odds = member - math.log(len(LIKENESS)) - without
+    if mix is not None:
+        last = odds.nan_to_num(0.0).amin(1, keepdim=True) - 1
+        odds = torch.where(mix[labels] > 0, odds, last)
+    return torch.where(rows.isfinite().all(1, keepdim=True), odds, torch.nan)
+
+
+def _member_log_density(
+    seen: Tensor,
+    centres: Tensor,
+    place: Tensor,
+    white: Tensor,
+    case: Tensor,
+    noise: Tensor | None,
+) -> Tensor:
+    """Log-density (N, M) of rows (N, d) with each candidate (M, d) in them, all whitened.
+
+    A candidate takes its part off the spread of images, not off what clients draw.
+
+    Args:
+        centres: means of classes (C, d). place: of each candidate, (M,).
+        case: weight of a candidate, and variance of a row.
+        noise: see `ClassStatistics`.
+    """
+    weight, variance = case
+    own = torch.zeros(seen.shape[1]).double() if noise is None else noise
+    left = (variance - weight.square() * (1 - own)).clamp(min=NOISE * float(variance))
+    rows, means, candidates = (some * left.rsqrt() for some in (seen, centres, white))
+    apart = torch.cdist(rows, means).square()[:, place]
+    cross = rows @ candidates.T - (means[place] * candidates).sum(1)
+    gap = apart - 2 * weight * cross + weight.square() * candidates.square().sum(1)
+    density: Tensor = -0.5 * (left.log().sum() + gap)
+    return density
 
 
 def _class_counts(observation: Observation, client: int) -> Tensor | None:

@@ -56,7 +56,7 @@ class Mixup(Defense):
         return mixed
 
     def channel(self, facts: FederationFacts) -> Channel:
-        return Channel(extractor=(RandomChange(),))
+        return Channel(extractor=(RandomChange(mixes=True),))
 
 
 def mixing_weights(count: int, parts: int, alpha: float, rng: torch.Generator) -> Tensor:

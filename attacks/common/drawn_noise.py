@@ -28,11 +28,11 @@ LEAST = 1e-8
 """Of the variance of the noisiest direction, what every direction is taken to have at least."""
 
 
-def noise_weights(owner: Owner, module: nn.Module, images: Tensor) -> Tensor | None:
-    """A symmetric matrix (d, d) under which drawn noise is equally large in every direction.
+def noise_covariance(owner: Owner, module: nn.Module, images: Tensor) -> Tensor | None:
+    """Covariance (d, d), in double precision, of what clients add to a representation at random.
 
-    The direction with the least noise keeps its length. None where nothing is drawn, or only other
-    images to mix one with, and where representations have more than `MOST_VALUES` values.
+    None where nothing is drawn, or only other images to mix one with, and where representations
+    have more than `MOST_VALUES` values.
 
     Args:
         owner: (client, round) of the module, by which draws are the same in every attack.
@@ -54,10 +54,21 @@ def noise_weights(owner: Owner, module: nn.Module, images: Tensor) -> Tensor | N
     size = drawn.square().mean()
     if not bool(size > TINY * mean.square().mean()) or not bool(size.isfinite()):
         return None
-    values, vectors = torch.linalg.eigh(shrunk_covariance(drawn))
+    return shrunk_covariance(drawn)
+
+
+def noise_weights(owner: Owner, module: nn.Module, images: Tensor) -> Tensor | None:
+    """A symmetric matrix (d, d) under which drawn noise is equally large in every direction.
+
+    The direction with the least noise keeps its length. None where `noise_covariance` is.
+    """
+    covariance = noise_covariance(owner, module, images)
+    if covariance is None:
+        return None
+    values, vectors = torch.linalg.eigh(covariance)
     values = values.clamp(min=LEAST * float(values[-1]))
     weights: Tensor = (vectors * (values[0] / values).sqrt()) @ vectors.T
-    return weights.to(mean)
+    return weights.to(images)
 
 
 def shrunk_covariance(rows: Tensor) -> Tensor:

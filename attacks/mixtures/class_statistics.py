@@ -25,11 +25,13 @@ SIZES = (1, 2, 3, 5, 8, 12, 20, 30, 50, 80, 120, 200, 300, 500, 800, 1200, 2000)
 class ClassStatistics:
     """Mean of each class and the inverse square root of the covariance within classes.
 
-    Shape: means (C, d); whiten (d, d) with whiten @ whiten.T the inverse covariance.
+    Shape: means (C, d); whiten (d, d) with whiten @ whiten.T the inverse covariance; noise (d,),
+    how much of the variance along each whitened direction clients draw, None: nothing.
     """
 
     means: Tensor
     whiten: Tensor
+    noise: Tensor | None = None
 
     def white(self, rows: Tensor, centres: Tensor) -> Tensor:
         """Deviations from centres (n, d) in units of the spread within classes."""
@@ -41,7 +43,9 @@ class ClassStatistics:
         return self.white(rows, centres) @ turn.T
 
 
-def class_statistics(reps: Tensor, labels: Tensor, num_classes: int) -> ClassStatistics:
+def class_statistics(
+    reps: Tensor, labels: Tensor, num_classes: int, noise: Tensor | None = None
+) -> ClassStatistics:
     """Estimate class means and the covariance pooled within classes, shrunk to a multiple of I.
 
     A class without a row gets the mean of all.
@@ -49,6 +53,7 @@ def class_statistics(reps: Tensor, labels: Tensor, num_classes: int) -> ClassSta
     Args:
         reps: (n, d), n >= 1.
         labels: (n,) int64.
+        noise: covariance (d, d) of what clients add at random, which counts as spread.
     """
     reps = reps.double()
     hot = torch.nn.functional.one_hot(labels.long(), num_classes).double()
@@ -59,8 +64,14 @@ def class_statistics(reps: Tensor, labels: Tensor, num_classes: int) -> ClassSta
     covariance = inner.T @ inner / freedom
     level = covariance.diagonal().mean().clamp(min=1e-12)
     covariance = covariance + SHRINK * level * torch.eye(len(covariance)).to(covariance)
+    if noise is not None:
+        covariance = covariance + noise
     values, vectors = symmetric_eigen(covariance)
-    return ClassStatistics(means, vectors * values.clamp(min=1e-12).rsqrt())
+    whiten = vectors * values.clamp(min=1e-12).rsqrt()
+    if noise is None:
+        return ClassStatistics(means, whiten)
+    shares, turn = symmetric_eigen(whiten.T @ noise @ whiten)
+    return ClassStatistics(means, whiten @ turn, shares.clamp(0, 1))
 
 
 def tracing_score(shift: Tensor, candidates: Tensor, gain: Tensor) -> Tensor:
@@ -94,22 +105,9 @@ def log_likelihoods(
     """
     length = candidates.shape[1]
     shift = shift.expand_as(candidates)
-    own, cross, square = shift.square().sum(1), (shift * candidates).sum(1), candidates.square()
-    return likelihoods_of_products(own, cross, square.sum(1), length, weight, variance)
-
-
-def likelihoods_of_products(
-    own: Tensor, cross: Tensor, size: Tensor, length: int, weight: Tensor, variance: Tensor
-) -> tuple[Tensor, Tensor]:
-    """`log_likelihoods` where the inner products are known.
-
-    Args:
-        own, cross, size: squared length of the shift, its product with the candidate, and squared
-            length of the candidate, (M,) each.
-        length: of a representation.
-    """
+    own, cross, size = shift.square(), shift * candidates, candidates.square()
     left = torch.maximum(variance - weight.square(), NOISE * variance)
-    gap = own - 2 * weight * cross + weight.square() * size
+    gap = own.sum(1) - 2 * weight * cross.sum(1) + weight.square() * size.sum(1)
     member = -0.5 * (length * left.log() + gap / left)
-    other = -0.5 * (length * variance.log() + own / variance)
+    other = -0.5 * (length * variance.log() + own.sum(1) / variance)
     return member, other

@@ -195,10 +195,15 @@ class RandomChange:
 
     What an attacker holds differs from the bare extractor where it repeats uploads, and not where
     it matches them.
+
+    Args:
+        mixes: whether other images enter, so that it is no noise about the representation.
     """
 
     word: ClassVar[str] = "random change"
     random: ClassVar[bool] = True
+
+    mixes: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import attacks
 from fedre_privacy.core.artifacts import Artifact, Counts, EntangledRep, Prototypes, Representations
+from fedre_privacy.core.channels import Channel, LearntChange, RandomChange
 from fedre_privacy.core.rng import stream
-from fedre_privacy.core.types import Candidates, Observation, Upload
+from fedre_privacy.core.types import Candidates, KnownDefense, Observation, Upload
 from fedre_privacy.threats.base import threats
 
 CLASSES, SIDE, EACH = 3, 8, 60
@@ -95,6 +98,41 @@ def test_a_mixture_ranks_its_classes_alone():
     found = scores(mixed, images=2)[0]
     assert int(places(found, members[:2]).max()) < 10
     assert bool((found[LABELS == 2] < found[LABELS < 2].min()).all())
+
+
+class Noisy(nn.Flatten):
+    """Draws much noise in half of the directions, and a little in all."""
+
+    def sample(self, images, generator):
+        made = self(images)
+        loud = torch.arange(made.shape[1]) % 2 * 2.0 + 0.01
+        turn = torch.linalg.qr(torch.randn(made.shape[1], made.shape[1], generator=stream(1, "t")))
+        return made + loud * torch.randn(made.shape, generator=generator) @ turn.Q
+
+
+def under_noise(*artifacts: Artifact, module: nn.Module, **settings) -> Tensor:
+    seen = replace(observe(*artifacts), extractors={(0, 1): module})
+    return attacks.get("nearest-candidate")(**settings)(seen).scores
+
+
+def test_noise_that_clients_draw_is_no_cover():
+    chosen = torch.arange(0, len(ASKED), 6)
+    sent = Noisy().sample(ASKED[chosen], stream(0, "drawn"))
+    rows = Representations(sent, LABELS[chosen])
+    known, unknown = (under_noise(rows, module=module) for module in (Noisy(), nn.Flatten()))
+    assert float((known.argmax(1) == chosen).float().mean()) > 0.9
+    assert float((unknown.argmax(1) == chosen).float().mean()) < 0.3
+    mean = Prototypes(sent[:2].mean(0, keepdim=True), torch.tensor([0]))
+    found = under_noise(mean, module=Noisy(), images=2)[0]
+    assert int(places(found, chosen[:2]).max()) < 10
+
+
+def test_images_mixed_with_others_are_not_claimed_to_be_allowed_for():
+    attack = attacks.get("nearest-candidate")()
+    for mixes, expected in ((False, {LearntChange, RandomChange}), (True, {LearntChange})):
+        channel = Channel(extractor=(RandomChange(mixes=mixes),))
+        seen = replace(observe(mean_of(4)), defenses=(KnownDefense("own", {}, channel),))
+        assert set(attack.adapts(seen)["extractor"]) == expected
 
 
 def test_noise_finds_nothing():

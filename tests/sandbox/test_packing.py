@@ -62,7 +62,7 @@ EVERY_STEP = Channel(
     statistics=(NoisySums(2.0, 1.0, 0.5), Shrinkage(0.5, "diagonal"), LeastCount(3)),
     encoding=(Smoothing(0.1), Rounding(6)),
     training=(NoisySteps(1.0, 0.5), CorrelatedSteps(1.0, 0.5, (1.0, 0.5)), TrainingTerm()),
-    extractor=(LearntChange(random=True), RandomChange()),
+    extractor=(LearntChange(random=True), RandomChange(mixes=True)),
     round=(SummingStep(),),
 )
 
