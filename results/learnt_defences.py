@@ -166,6 +166,19 @@ class Variant:
         row["guess"] = f"{self.get('hit1', 'floor', attack=best).mean():.2f}"
         return row
 
+    def candidate_row(self) -> dict[str, str]:
+        """A row of the table of line-ups by representations."""
+        first, alone = (self.get("retrieved1", "value", group=g) for g in (ALL, SINGLE))
+        return {
+            "protocol": self.protocol,
+            "defence": f"`{self.given}`" if self.setting else self.given,
+            "found": spread(first, digits=2),
+            "guess": f"{self.get('retrieved1', 'floor').mean():.2f}",
+            "n": f"{self.get('retrieved1', 'n').sum():.0f}",
+            "one image each": spread(alone, digits=2),
+            "n of these": f"{self.get('retrieved1', 'n', group=SINGLE).sum():.0f}",
+        }
+
     def gradient_row(self) -> dict[str, str]:
         """A row of the table of gradients, whose accuracy after one round says nothing."""
         whole = self.row()
@@ -332,6 +345,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of its runs")
     parser.add_argument("--gradients", action="store_true", help="it is soteria_gradients.yaml's")
     parser.add_argument("--attacks", action="store_true", help="it is that of several attacks")
+    parser.add_argument("--candidates", action="store_true", help="it is that of line-ups")
     parser.add_argument("--only", type=Path, metavar="FILE.csv", help="one table, and no more")
     parser.add_argument("--out", type=Path, default=HERE / "data", help="folder of the tables")
     parser.add_argument("--figure", type=Path, default=HERE.parent / "docs" / "images" / NAME)
@@ -343,13 +357,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write([one.gradient_row() for one in found], chosen.out / f"{NAME}_gradients.csv")
         return
     file = f"{NAME}_attacks" if chosen.attacks else NAME
+    file = f"{NAME}_candidates" if chosen.candidates else file
     sweep = load_yaml(HERE.parent / "sweeps" / f"{file}.yaml").values
     asked = [str(one) for one in sweep["defenses"]]
     variants = in_order(
         variants_of([read_result(path) for path in files]), sweep["protocols"], asked
     )
-    if chosen.attacks:
-        write([one.attack_row() for one in variants], chosen.out / f"{file}.csv")
+    if chosen.attacks or chosen.candidates:
+        rows = [one.attack_row() if chosen.attacks else one.candidate_row() for one in variants]
+        write(rows, chosen.out / f"{file}.csv")
         return
     usual = first_settings(asked)
     if chosen.only:
