@@ -18,7 +18,13 @@ from fedre_privacy.core.artifacts import (
     Prototypes,
     Representations,
 )
-from fedre_privacy.core.channels import ClippingStep, LearntChange, Smoothing, StepsAt
+from fedre_privacy.core.channels import (
+    ClippingStep,
+    LearntChange,
+    RandomChange,
+    Smoothing,
+    StepsAt,
+)
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import MembershipScores
@@ -26,8 +32,10 @@ from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, SuiteEntry, attacks
-from .common.channels import bounded_each
-from .common.client_messages import Sent, are_shares, asked_of, image_keys, messages_of
+from .common.channels import bounded_each, without_mixes
+from .common.class_outputs import SideBySide, rounds_side_by_side
+from .common.client_messages import Sent, asked_of, image_keys, messages_of
+from .common.drawn_noise import noise_covariance
 from .common.frozen_modules import frozen_copy, outputs
 from .mixtures.class_statistics import (
     SIZES,
@@ -59,6 +67,7 @@ class MembershipInference(Attack):
     images if granted, else the candidates asked about other clients; ``joint`` takes the client's
     own candidates, a stronger trial, since a list that holds all members of a class is nearly
     solved for the subset whose mean was uploaded. Representations are shortened as clients declare.
+    What they draw counts as spread that no candidate explains.
     Mean outputs of classes are read as prototypes, with the outputs of the client's whole models of
     all rounds, side by side, in place of g.
 
@@ -80,7 +89,7 @@ class MembershipInference(Attack):
     answers = "membership"
     usual_for = {"membership": 1, "source": 1}
     adapts_to: ClassVar[StepsAt] = {
-        "extractor": (LearntChange,),
+        "extractor": (LearntChange, RandomChange),
         "each": (ClippingStep,),
         "encoding": (Smoothing,),
     }
@@ -104,6 +113,9 @@ class MembershipInference(Attack):
         later=True,
     )
     aux: int = knob(2000, help="reference images used, at most", ge=2)
+
+    def adapts(self, observation: Observation) -> StepsAt:
+        return without_mixes(super().adapts(observation), observation.channel)
 
     def run(self, observation: Observation, context: Context) -> MembershipScores:
         candidates = asked_of(observation)
@@ -154,9 +166,11 @@ class MembershipInference(Attack):
         joint = self.rounds_together and not self._traces
         tables = [(r, a) for r, a in sent if r in held and isinstance(a, ClassLogits)]
         if tables:
-            rows, models = _class_outputs(observation, client, tables)
+            rows, models = rounds_side_by_side(observation, client, tables)
             net = frozen_copy(models, context.device)
-            view = self._scene(observation, context, net, mine, reference, samples)
+            view = self._scene(
+                observation, context, net, (client, held[-1]), mine, reference, samples
+            )
             total = _prototypes(rows, view, self._traces)
             covered = total.isfinite()
             total = torch.where(covered, total, 0.0)
@@ -165,7 +179,7 @@ class MembershipInference(Attack):
             if not others:
                 continue
             net = frozen_copy(observation.extractors[client, round], context.device)
-            view = self._scene(observation, context, net, mine, reference, samples)
+            view = self._scene(observation, context, net, (client, round), mine, reference, samples)
             for artifact in others:
                 if joint and type(artifact) in _TOGETHER and counts[type(artifact)] > 1:
                     together.setdefault(type(artifact), []).append((artifact, view))
@@ -238,6 +252,7 @@ class MembershipInference(Attack):
         observation: Observation,
         context: Context,
         net: nn.Module,
+        owner: tuple[int, int],
         mine: Tensor,
         reference: _Reference,
         samples: Tensor,
@@ -245,10 +260,12 @@ class MembershipInference(Attack):
         candidates = asked_of(observation)
         images = torch.cat([candidates.images[mine], reference.images])
         reps = outputs(net, images, device=context.device)
-        if not isinstance(net, _Beside):
+        if not isinstance(net, SideBySide):
             reps = bounded_each(observation.channel, reps)
         own, known = reps[: len(mine)], reps[len(mine) :]
-        statistics = class_statistics(known, reference.labels, observation.num_classes)
+        noise = noise_covariance(owner, net, reference.images.to(context.device))
+        noise = None if noise is None else noise.cpu()
+        statistics = class_statistics(known, reference.labels, observation.num_classes, noise)
         strangers = statistics.whiten_symmetrically(
             known, statistics.means[reference.labels.long()]
         )
@@ -290,14 +307,20 @@ Reader = Callable[[Artifact, _View, bool], Tensor]
 
 
 def _representations(artifact: Artifact, view: _View, traces: bool) -> Tensor:
-    """Minus the log-distance to the nearest representation of the same class; NaN for others."""
-    sent = artifact.tensors()
-    centre = view.statistics.means[:1]
-    rows, own = (view.statistics.white(r, centre) for r in (sent["reps"], view.reps))
-    apart = torch.cdist(own, rows)
-    apart = apart.masked_fill(view.labels[:, None] != sent["labels"][None], torch.inf).amin(1)
-    score = -(apart + 1e-6).log()
-    return torch.where(apart.isfinite(), score, torch.nan)
+    """Minus the log-distance to the nearest representation of the same class; NaN for others.
+
+    Where clients draw, the largest log-odds of a representation with the candidate and without.
+    """
+    sent, statistics = artifact.tensors(), view.statistics
+    apart = statistics.apart(view.reps, sent["reps"])
+    others = view.labels[:, None] != sent["labels"][None]
+    if statistics.noise is None:
+        score = -(apart.masked_fill(others, torch.inf).amin(1) + 1e-6).log()
+    else:
+        own = statistics.white(sent["reps"], statistics.means[sent["labels"].long()])
+        odds = (own.square().sum(1) - apart.square()) / 2
+        score = odds.masked_fill(others, -torch.inf).amax(1)
+    return torch.where(score.isfinite(), score, torch.nan)
 
 
 def _prototypes(artifact: Artifact, view: _View, traces: bool) -> Tensor:
@@ -305,7 +328,7 @@ def _prototypes(artifact: Artifact, view: _View, traces: bool) -> Tensor:
     table, counts = _table(artifact, len(view.statistics.means))
     shift = view.statistics.white(table, view.statistics.means)[view.labels]
     size = view.samples[:, view.labels]
-    score = _score(shift, view.white, 1 / size, 1 / size, traces)
+    score = _score(shift, view, 1 / size, 1 / size, traces)
     return torch.where(counts[view.labels] > 0, score, torch.nan)
 
 
@@ -327,7 +350,7 @@ def _score_mixed_row(artifact: Artifact, view: _View, traces: bool) -> Tensor:
     shift = view.statistics.white(sent["rep"][None], centre[None])[0]
     weight = (encoding / view.samples)[:, view.labels]
     variance = (encoding.square() / view.samples).sum(1, keepdim=True)
-    score = _score(shift, view.white, weight, variance, traces)
+    score = _score(shift, view, weight, variance, traces)
     return torch.where(encoding[view.labels] > 0, score, torch.nan)
 
 
@@ -379,11 +402,11 @@ def _score_rounds_jointly(together: Together, alike: Tensor) -> Tensor:
     return torch.where(mix[:, first.labels].amax(0) > 0, odds, torch.nan)
 
 
-def _score(shift: Tensor, white: Tensor, weight: Tensor, variance: Tensor, traces: bool) -> Tensor:
+def _score(shift: Tensor, view: _View, weight: Tensor, variance: Tensor, traces: bool) -> Tensor:
     """Turn whitened deviations into one score per candidate, averaging over unknown sizes."""
     if traces:
-        return tracing_score(shift, white, (weight / variance)[len(weight) // 2])
-    member, other = log_likelihoods(shift, white, weight, variance)
+        return tracing_score(shift, view.white, (weight / variance)[len(weight) // 2])
+    member, other = log_likelihoods(shift, view.white, weight, variance, view.statistics.noise)
     return member.logsumexp(0) - other.logsumexp(0)
 
 
@@ -402,35 +425,6 @@ def _model_is_known(observation: Observation, client: int, round: int, artifact:
     """Whether what made an artifact is known: the extractor, or the whole model."""
     whole = not isinstance(artifact, ClassLogits) or (client, round) in observation.heads
     return (client, round) in observation.extractors and whole
-
-
-class _Beside(nn.Module):
-    """Outputs of several models side by side, (n, T * C)."""
-
-    def __init__(self, models: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.models = nn.ModuleList(models)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return torch.cat([model(images) for model in self.models], 1)
-
-
-def _class_outputs(
-    observation: Observation, client: int, tables: Sequence[tuple[int, ClassLogits]]
-) -> tuple[Prototypes, _Beside]:
-    """Mean outputs of classes over rounds, as prototypes of one long output, and what made them.
-
-    Classes that were not uploaded in each of the rounds are left out.
-    """
-    last = [nn.Softmax(1)] if are_shares(torch.cat([sent.outputs for _, sent in tables])) else []
-    models = [
-        nn.Sequential(observation.extractors[client, r], observation.heads[client, r], *last)
-        for r, _ in tables
-    ]
-    labels = sorted(set.intersection(*(set(sent.labels.tolist()) for _, sent in tables)))
-    at = torch.tensor(labels, dtype=torch.int64)
-    rows = [sent.outputs[(at[:, None] == sent.labels).int().argmax(1)] for _, sent in tables]
-    return Prototypes(torch.cat(rows, 1).float(), at), _Beside(models)
 
 
 def _class_counts(observation: Observation) -> dict[int, Tensor]:

@@ -23,7 +23,7 @@ from fedre_privacy.core.types import Knowledge, Observation
 from fedre_privacy.models.shared_passes import extractor_name
 
 from .base import Attack, Context, attacks
-from .common.channels import bounded_each, undo_smoothing
+from .common.channels import bounded_each, undo_smoothing, without_mixes
 from .common.client_messages import asked_of
 from .common.drawn_noise import noise_covariance
 from .common.frozen_modules import frozen_copy, outputs
@@ -81,12 +81,7 @@ class NearestCandidate(Attack):
     aux: int = knob(2000, help="public images behind mu and S, at most", ge=2)
 
     def adapts(self, observation: Observation) -> StepsAt:
-        """Noise is counted as spread; images that others were mixed with are read as they are."""
-        found = super().adapts(observation)
-        changes = observation.channel.extractor
-        if any(isinstance(step, RandomChange) and step.mixes for step in changes):
-            return {**found, "extractor": (LearntChange,)}
-        return found
+        return without_mixes(super().adapts(observation), observation.channel)
 
     def run(self, observation: Observation, context: Context) -> CandidateScores:
         asked = asked_of(observation)

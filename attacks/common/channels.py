@@ -108,6 +108,19 @@ ROWS_REPEATED: StepsAt = {
 """What `bounded_each` and `rows_resent` take into account, and `drawn_outputs` of extractors."""
 
 
+def without_mixes(steps: StepsAt, channel: Channel) -> StepsAt:
+    """Kinds of steps that are allowed for where a random change counts as noise.
+
+    Where other images enter it does not, and what was mixed is read as it is.
+    """
+    if any(isinstance(step, RandomChange) and step.mixes for step in channel.extractor):
+        return {
+            place: tuple(kind for kind in kinds if kind is not RandomChange)
+            for place, kinds in steps.items()
+        }
+    return steps
+
+
 def bounded_each(channel: Channel, reps: Tensor) -> Tensor:
     """Representations (n, d) after what is done to each of them before means are taken."""
     for step in channel.each:

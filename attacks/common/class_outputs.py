@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+
+from fedre_privacy.core.artifacts import ClassLogits, Prototypes
+from fedre_privacy.core.types import Observation
 
 from .client_messages import are_shares
 
@@ -44,3 +49,32 @@ class ClassOutputs:
     def features(self, values: Tensor) -> Tensor:
         """What is compared, for values as they are sent (n, ...)."""
         return values.clamp(min=self.least).log() if self.shares else values
+
+
+class SideBySide(nn.Module):
+    """Outputs of several models side by side, (n, T * C)."""
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.models = nn.ModuleList(models)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.cat([model(images) for model in self.models], 1)
+
+
+def rounds_side_by_side(
+    observation: Observation, client: int, tables: Sequence[tuple[int, ClassLogits]]
+) -> tuple[Prototypes, SideBySide]:
+    """Mean outputs of classes over rounds, as prototypes of one long output, and what made them.
+
+    Classes that were not uploaded in each of the rounds are left out.
+    """
+    last = [nn.Softmax(1)] if are_shares(torch.cat([sent.outputs for _, sent in tables])) else []
+    models = [
+        nn.Sequential(observation.extractors[client, r], observation.heads[client, r], *last)
+        for r, _ in tables
+    ]
+    labels = sorted(set.intersection(*(set(sent.labels.tolist()) for _, sent in tables)))
+    at = torch.tensor(labels, dtype=torch.int64)
+    rows = [sent.outputs[(at[:, None] == sent.labels).int().argmax(1)] for _, sent in tables]
+    return Prototypes(torch.cat(rows, 1).float(), at), SideBySide(models)

@@ -39,8 +39,22 @@ class ClassStatistics:
 
     def whiten_symmetrically(self, rows: Tensor, centres: Tensor) -> Tensor:
         """The same as `white` in the coordinates of the representations (symmetric whitening)."""
-        turn: Tensor = self.whiten / self.whiten.norm(dim=0)
-        return self.white(rows, centres) @ turn.T
+        if self.noise is None:
+            turn = self.whiten / self.whiten.norm(dim=0)
+        else:
+            left, _, right = torch.linalg.svd(self.whiten)
+            turn = left @ right
+        made: Tensor = self.white(rows, centres) @ turn.T
+        return made
+
+    def apart(self, rows: Tensor, others: Tensor) -> Tensor:
+        """Distances (n, m) of rows (n, d) from others (m, d), in units of what clients draw."""
+        centre = self.means[:1]
+        one, other = (self.white(some, centre) for some in (rows, others))
+        if self.noise is not None:
+            usual = (self.noise + NOISE).rsqrt()
+            one, other = one * usual, other * usual
+        return torch.cdist(one, other)
 
 
 def class_statistics(
@@ -86,28 +100,49 @@ def tracing_score(shift: Tensor, candidates: Tensor, gain: Tensor) -> Tensor:
 
 
 def log_likelihoods(
-    shift: Tensor, candidates: Tensor, weight: Tensor, variance: Tensor
+    shift: Tensor,
+    candidates: Tensor,
+    weight: Tensor,
+    variance: Tensor,
+    noise: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-density of an upload with and without each candidate, up to a common constant.
 
     Without: R - mu ~ N(0, s S). With: R - mu ~ N(a (g(x) - mu), (s - a^2) S), where a is the
     candidate's weight and s the sum of all squared weights. For a prototype of n samples a = 1/n
-    and s = 1/n.
+    and s = 1/n. A candidate takes its part off the spread of images, not off what clients draw.
 
     Args:
         shift: whitened R - mu, (d,) or (M, d).
         candidates: whitened g(x) - mu (M, d).
         weight: a, broadcastable to (G, M); G is a grid of unknown sizes.
         variance: s, broadcastable to (G, M).
+        noise: see `ClassStatistics`.
 
     Returns:
         member (G, M) and other (G, M).
     """
     length = candidates.shape[1]
     shift = shift.expand_as(candidates)
-    own, cross, size = shift.square(), shift * candidates, candidates.square()
+    own = shift.square().sum(1)
+    other = -0.5 * (length * variance.log() + own / variance)
+    if noise is not None:
+        cases = zip(*torch.broadcast_tensors(weight, variance), strict=True)
+        made = [_under_noise(shift, candidates, a, s, noise) for a, s in cases]
+        return torch.stack(made), other
+    cross, size = (shift * candidates).sum(1), candidates.square().sum(1)
     left = torch.maximum(variance - weight.square(), NOISE * variance)
-    gap = own.sum(1) - 2 * weight * cross.sum(1) + weight.square() * size.sum(1)
+    gap = own - 2 * weight * cross + weight.square() * size
     member = -0.5 * (length * left.log() + gap / left)
-    other = -0.5 * (length * variance.log() + own.sum(1) / variance)
     return member, other
+
+
+def _under_noise(
+    shift: Tensor, candidates: Tensor, weight: Tensor, variance: Tensor, noise: Tensor
+) -> Tensor:
+    """Log-density (M,) with each candidate, for one weight and variance of each (M,)."""
+    weight, variance = weight[:, None], variance[:, None]
+    left = torch.maximum(variance - weight.square() * (1 - noise), NOISE * variance)
+    gap = (shift - weight * candidates).square()
+    density: Tensor = -0.5 * (left.log() + gap / left).sum(1)
+    return density
