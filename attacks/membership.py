@@ -263,8 +263,7 @@ class MembershipInference(Attack):
         if not isinstance(net, SideBySide):
             reps = bounded_each(observation.channel, reps)
         own, known = reps[: len(mine)], reps[len(mine) :]
-        noise = noise_covariance(owner, net, reference.images.to(context.device))
-        noise = None if noise is None else noise.cpu()
+        noise = noise_covariance(owner, net, reference.images, context.device)
         statistics = class_statistics(known, reference.labels, observation.num_classes, noise)
         strangers = statistics.whiten_symmetrically(
             known, statistics.means[reference.labels.long()]
@@ -317,7 +316,8 @@ def _representations(artifact: Artifact, view: _View, traces: bool) -> Tensor:
     if statistics.noise is None:
         score = -(apart.masked_fill(others, torch.inf).amin(1) + 1e-6).log()
     else:
-        own = statistics.white(sent["reps"], statistics.means[sent["labels"].long()])
+        classes = sent["labels"].long().clamp(0, len(statistics.means) - 1)
+        own = statistics.white(sent["reps"], statistics.means[classes])
         odds = (own.square().sum(1) - apart.square()) / 2
         score = odds.masked_fill(others, -torch.inf).amax(1)
     return torch.where(score.isfinite(), score, torch.nan)

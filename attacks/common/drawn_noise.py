@@ -28,7 +28,9 @@ LEAST = 1e-8
 """Of the variance of the noisiest direction, what every direction is taken to have at least."""
 
 
-def noise_covariance(owner: Owner, module: nn.Module, images: Tensor) -> Tensor | None:
+def noise_covariance(
+    owner: Owner, module: nn.Module, images: Tensor, device: torch.device
+) -> Tensor | None:
     """Covariance (d, d), in double precision, of what clients add to a representation at random.
 
     None where nothing is drawn, or only other images to mix one with, and where representations
@@ -38,10 +40,11 @@ def noise_covariance(owner: Owner, module: nn.Module, images: Tensor) -> Tensor 
         owner: (client, round) of the module, by which draws are the same in every attack.
         module: images in [0, 1] (n, C, H, W) to representations (n, d).
         images: of which the first few are drawn, each beside copies of itself.
+        device: where the module is.
     """
     if not isinstance(module, RandomModule):
         return None
-    some = images[:NOISE_IMAGES]
+    some = images[:NOISE_IMAGES].to(device)
     mean = outputs(module, some)
     if mean.shape[1] > MOST_VALUES:
         return None
@@ -62,7 +65,7 @@ def noise_weights(owner: Owner, module: nn.Module, images: Tensor) -> Tensor | N
 
     The direction with the least noise keeps its length. None where `noise_covariance` is.
     """
-    covariance = noise_covariance(owner, module, images)
+    covariance = noise_covariance(owner, module, images, images.device)
     if covariance is None:
         return None
     values, vectors = torch.linalg.eigh(covariance)

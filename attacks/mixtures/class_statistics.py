@@ -79,6 +79,7 @@ def class_statistics(
     level = covariance.diagonal().mean().clamp(min=1e-12)
     covariance = covariance + SHRINK * level * torch.eye(len(covariance)).to(covariance)
     if noise is not None:
+        noise = noise.to(covariance)
         covariance = covariance + noise
     values, vectors = symmetric_eigen(covariance)
     whiten = vectors * values.clamp(min=1e-12).rsqrt()
