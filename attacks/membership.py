@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -19,11 +18,14 @@ from fedre_privacy.core.artifacts import (
     Representations,
 )
 from fedre_privacy.core.channels import (
+    NOTHING,
     ClippingStep,
     LearntChange,
+    Noise,
     RandomChange,
     Smoothing,
     StepsAt,
+    without,
 )
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
@@ -32,19 +34,14 @@ from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, SuiteEntry, attacks
-from .common.channels import bounded_each, without_mixes
+from .common.channels import adds_noise, bounded_each, without_mixes
 from .common.class_outputs import SideBySide, rounds_side_by_side
 from .common.client_messages import Sent, asked_of, image_keys, messages_of
 from .common.drawn_noise import noise_covariance
 from .common.frozen_modules import frozen_copy, outputs
-from .mixtures.class_statistics import (
-    SIZES,
-    ClassStatistics,
-    class_statistics,
-    log_likelihoods,
-    tracing_score,
-)
-from .mixtures.joint_test import alikeness, joint_odds
+from .mixtures.class_statistics import SIZES, class_statistics
+from .mixtures.joint_test import alikeness
+from .mixtures.membership_scores import READERS, TOGETHER, View
 
 SCORES = ("auto", "tracing", "likelihood-ratio")
 REFERENCES = ("auto", "aux", "others", "joint")
@@ -67,7 +64,8 @@ class MembershipInference(Attack):
     images if granted, else the candidates asked about other clients; ``joint`` takes the client's
     own candidates, a stronger trial, since a list that holds all members of a class is nearly
     solved for the subset whose mean was uploaded. Representations are shortened as clients declare.
-    What they draw counts as spread that no candidate explains.
+    What they draw and declared noise count as spread that no candidate explains, and rows are taken
+    to have been shortened as the mean of their class would be; rounds are then added up.
     Mean outputs of classes are read as prototypes, with the outputs of the client's whole models of
     all rounds, side by side, in place of g.
 
@@ -91,6 +89,7 @@ class MembershipInference(Attack):
     adapts_to: ClassVar[StepsAt] = {
         "extractor": (LearntChange, RandomChange),
         "each": (ClippingStep,),
+        "rows": (ClippingStep, Noise),
         "encoding": (Smoothing,),
     }
     suite = tuple(SuiteEntry(kind, "strong", place=50) for kind in consumes)
@@ -115,7 +114,11 @@ class MembershipInference(Attack):
     aux: int = knob(2000, help="reference images used, at most", ge=2)
 
     def adapts(self, observation: Observation) -> StepsAt:
-        return without_mixes(super().adapts(observation), observation.channel)
+        """Mean outputs of classes are read as they are sent."""
+        found = without_mixes(super().adapts(observation), observation.channel)
+        sent = [artifact for target in observation.targets for artifact in target.artifacts]
+        outputs_alone = all(isinstance(artifact, ClassLogits) for artifact in sent)
+        return without(found, "rows") if outputs_alone else found
 
     def run(self, observation: Observation, context: Context) -> MembershipScores:
         candidates = asked_of(observation)
@@ -161,9 +164,9 @@ class MembershipInference(Attack):
         reference = self._reference(observation, context, client, mine)
         total = torch.zeros(len(mine), dtype=torch.float64)
         covered = torch.zeros(len(mine), dtype=torch.bool)
-        together: dict[type[Artifact], list[tuple[Artifact, _View]]] = {}
+        together: dict[type[Artifact], list[tuple[Artifact, View]]] = {}
         counts = Counter(type(artifact) for r, artifact in sent if r in held)
-        joint = self.rounds_together and not self._traces
+        joint = self.rounds_together and not self._traces and not adds_noise(observation.channel)
         tables = [(r, a) for r, a in sent if r in held and isinstance(a, ClassLogits)]
         if tables:
             rows, models = rounds_side_by_side(observation, client, tables)
@@ -171,7 +174,7 @@ class MembershipInference(Attack):
             view = self._scene(
                 observation, context, net, (client, held[-1]), mine, reference, samples
             )
-            total = _prototypes(rows, view, self._traces)
+            total = READERS[Prototypes](rows, view, self._traces)
             covered = total.isfinite()
             total = torch.where(covered, total, 0.0)
         for round in held:
@@ -181,17 +184,15 @@ class MembershipInference(Attack):
             net = frozen_copy(observation.extractors[client, round], context.device)
             view = self._scene(observation, context, net, (client, round), mine, reference, samples)
             for artifact in others:
-                if joint and type(artifact) in _TOGETHER and counts[type(artifact)] > 1:
+                if joint and type(artifact) in TOGETHER and counts[type(artifact)] > 1:
                     together.setdefault(type(artifact), []).append((artifact, view))
                     continue
-                found = _READERS[type(artifact)](artifact, view, self._traces)
+                found = READERS[type(artifact)](artifact, view, self._traces)
                 fits = found.isfinite()
                 total = total + torch.where(fits, found, 0.0)
                 covered |= fits
         for kind, rounds in together.items():
-            found = _TOGETHER[kind](
-                rounds, alikeness(torch.stack([v.strangers for _, v in rounds]))
-            )
+            found = TOGETHER[kind](rounds, alikeness(torch.stack([v.strangers for _, v in rounds])))
             fits = found.isfinite()
             total = total + torch.where(fits, found, 0.0)
             covered |= fits
@@ -256,7 +257,7 @@ class MembershipInference(Attack):
         mine: Tensor,
         reference: _Reference,
         samples: Tensor,
-    ) -> _View:
+    ) -> View:
         candidates = asked_of(observation)
         images = torch.cat([candidates.images[mine], reference.images])
         reps = outputs(net, images, device=context.device)
@@ -268,7 +269,15 @@ class MembershipInference(Attack):
         strangers = statistics.whiten_symmetrically(
             known, statistics.means[reference.labels.long()]
         )
-        return _View(own.double(), candidates.labels[mine], statistics, samples, strangers)
+        channel = NOTHING if isinstance(net, SideBySide) else observation.channel
+        return View(
+            own.double(),
+            candidates.labels[mine],
+            statistics,
+            samples,
+            strangers,
+            channel,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,147 +287,6 @@ class _Reference:
     images: Tensor
     labels: Tensor
     note: str
-
-
-@dataclass(frozen=True, eq=False)
-class _View:
-    """Candidates of one client as seen by the extractor of one round.
-
-    Shape: reps (m, d), labels (m,), samples (G, C), strangers (n, d) whitened reference images.
-    """
-
-    reps: Tensor
-    labels: Tensor
-    statistics: ClassStatistics
-    samples: Tensor
-    strangers: Tensor
-
-    @property
-    def white(self) -> Tensor:
-        return self.statistics.white(self.reps, self.statistics.means[self.labels])
-
-    def only(self, mine: Tensor) -> _View:
-        """Some of the candidates."""
-        return replace(self, reps=self.reps[mine], labels=self.labels[mine])
-
-
-Reader = Callable[[Artifact, _View, bool], Tensor]
-
-
-def _representations(artifact: Artifact, view: _View, traces: bool) -> Tensor:
-    """Minus the log-distance to the nearest representation of the same class; NaN for others.
-
-    Where clients draw, the largest log-odds of a representation with the candidate and without.
-    """
-    sent, statistics = artifact.tensors(), view.statistics
-    apart = statistics.apart(view.reps, sent["reps"])
-    others = view.labels[:, None] != sent["labels"][None]
-    if statistics.noise is None:
-        score = -(apart.masked_fill(others, torch.inf).amin(1) + 1e-6).log()
-    else:
-        classes = sent["labels"].long().clamp(0, len(statistics.means) - 1)
-        own = statistics.white(sent["reps"], statistics.means[classes])
-        odds = (own.square().sum(1) - apart.square()) / 2
-        score = odds.masked_fill(others, -torch.inf).amax(1)
-    return torch.where(score.isfinite(), score, torch.nan)
-
-
-def _prototypes(artifact: Artifact, view: _View, traces: bool) -> Tensor:
-    """Each candidate against the row of its class; the mean of rows if it has several."""
-    table, counts = _table(artifact, len(view.statistics.means))
-    shift = view.statistics.white(table, view.statistics.means)[view.labels]
-    size = view.samples[:, view.labels]
-    score = _score(shift, view, 1 / size, 1 / size, traces)
-    return torch.where(counts[view.labels] > 0, score, torch.nan)
-
-
-def _table(artifact: Artifact, classes: int) -> tuple[Tensor, Tensor]:
-    """The mean of the finite rows of each class (C, d), and how many there are (C,)."""
-    sent = artifact.tensors()
-    usable = sent["means"].isfinite().all(1)
-    rows, labels = sent["means"][usable].double(), sent["labels"][usable]
-    hot = torch.nn.functional.one_hot(labels.long(), classes).double()
-    counts = hot.sum(0)
-    return hot.T @ rows / counts.clamp(min=1)[:, None], counts
-
-
-def _score_mixed_row(artifact: Artifact, view: _View, traces: bool) -> Tensor:
-    """Each candidate against the one mixed row, with the weight that its label was sent with."""
-    sent = artifact.tensors()
-    encoding = sent["encoding"].double()
-    centre = encoding @ view.statistics.means
-    shift = view.statistics.white(sent["rep"][None], centre[None])[0]
-    weight = (encoding / view.samples)[:, view.labels]
-    variance = (encoding.square() / view.samples).sum(1, keepdim=True)
-    score = _score(shift, view, weight, variance, traces)
-    return torch.where(encoding[view.labels] > 0, score, torch.nan)
-
-
-Together = Sequence[tuple[Artifact, _View]]
-
-
-def _class_by_class(together: Together, alike: Tensor) -> Tensor:
-    """Each candidate against the rows of its class of all rounds together; NaN where it has none.
-
-    The row of a class is a mixture of that class alone.
-    """
-    first = together[0][1]
-    classes = len(first.statistics.means)
-    tables = [_table(artifact, classes) for artifact, _ in together]
-    out = torch.full((len(first.labels),), torch.nan, dtype=torch.float64)
-    for label in first.labels.unique().tolist():
-        mine = first.labels == label
-        there = [i for i, (_, counts) in enumerate(tables) if counts[label] > 0]
-        alone = torch.nn.functional.one_hot(torch.tensor(label), classes).double()
-        rows: Together = [
-            (EntangledRep(tables[i][0][label], alone), together[i][1].only(mine)) for i in there
-        ]
-        if rows:
-            out[mine] = _score_rounds_jointly(rows, alike[:, there][:, :, there])
-    return out
-
-
-def _score_rounds_jointly(together: Together, alike: Tensor) -> Tensor:
-    """Each candidate against the mixed rows of all rounds together; NaN where its label is in none.
-
-    Classes and numbers of samples are those of the first round's view, which all rounds share.
-
-    Args:
-        alike: correlation between the rounds of each coordinate (d, T, T).
-    """
-    shifts, rows, encodings = [], [], []
-    for artifact, view in together:
-        sent, means = artifact.tensors(), view.statistics.means
-        encoding = sent["encoding"].double()
-        shifts.append(
-            view.statistics.whiten_symmetrically(sent["rep"][None], (encoding @ means)[None])[0]
-        )
-        rows.append(view.statistics.whiten_symmetrically(view.reps, means[view.labels]))
-        encodings.append(encoding)
-    first, mix = together[0][1], torch.stack(encodings)
-    odds = joint_odds(
-        torch.stack(shifts), torch.stack(rows), first.labels, mix, first.samples, alike
-    )
-    return torch.where(mix[:, first.labels].amax(0) > 0, odds, torch.nan)
-
-
-def _score(shift: Tensor, view: _View, weight: Tensor, variance: Tensor, traces: bool) -> Tensor:
-    """Turn whitened deviations into one score per candidate, averaging over unknown sizes."""
-    if traces:
-        return tracing_score(shift, view.white, (weight / variance)[len(weight) // 2])
-    member, other = log_likelihoods(shift, view.white, weight, variance, view.statistics.noise)
-    return member.logsumexp(0) - other.logsumexp(0)
-
-
-_READERS: dict[type[Artifact], Reader] = {
-    Representations: _representations,
-    Prototypes: _prototypes,
-    EntangledRep: _score_mixed_row,
-}
-_TOGETHER: dict[type[Artifact], Callable[[Together, Tensor], Tensor]] = {
-    Prototypes: _class_by_class,
-    EntangledRep: _score_rounds_jointly,
-}
 
 
 def _model_is_known(observation: Observation, client: int, round: int, artifact: Artifact) -> bool:

@@ -47,12 +47,16 @@ class ClassStatistics:
         made: Tensor = self.white(rows, centres) @ turn.T
         return made
 
-    def apart(self, rows: Tensor, others: Tensor) -> Tensor:
-        """Distances (n, m) of rows (n, d) from others (m, d), in units of what clients draw."""
+    def apart(self, rows: Tensor, others: Tensor, added: Tensor | float = 0.0) -> Tensor:
+        """Distances (n, m) of rows (n, d) from others (m, d), in units of what clients draw.
+
+        Args:
+            added: variance of noise on others along whitened directions (d,).
+        """
         centre = self.means[:1]
         one, other = (self.white(some, centre) for some in (rows, others))
-        if self.noise is not None:
-            usual = (self.noise + NOISE).rsqrt()
+        if self.noise is not None or isinstance(added, Tensor):
+            usual = ((0.0 if self.noise is None else self.noise) + added + NOISE) ** -0.5
             one, other = one * usual, other * usual
         return torch.cdist(one, other)
 
@@ -106,6 +110,7 @@ def log_likelihoods(
     weight: Tensor,
     variance: Tensor,
     noise: Tensor | None = None,
+    added: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-density of an upload with and without each candidate, up to a common constant.
 
@@ -119,31 +124,40 @@ def log_likelihoods(
         weight: a, broadcastable to (G, M); G is a grid of unknown sizes.
         variance: s, broadcastable to (G, M).
         noise: see `ClassStatistics`.
+        added: variance (M, d) of noise on the row, along whitened directions; None: none.
 
     Returns:
         member (G, M) and other (G, M).
     """
     length = candidates.shape[1]
     shift = shift.expand_as(candidates)
+    if noise is not None or added is not None:
+        drawn = torch.zeros(length).to(shift) if noise is None else noise
+        more = torch.zeros(length).to(shift) if added is None else added
+        cases = list(zip(*torch.broadcast_tensors(weight, variance), strict=True))
+        made = [_under_noise(shift, candidates, a, s, drawn, more) for a, s in cases]
+        none = [_under_noise(shift, candidates, 0 * a, s, drawn, more) for a, s in cases]
+        return torch.stack(made), torch.stack(none)
     own = shift.square().sum(1)
-    other = -0.5 * (length * variance.log() + own / variance)
-    if noise is not None:
-        cases = zip(*torch.broadcast_tensors(weight, variance), strict=True)
-        made = [_under_noise(shift, candidates, a, s, noise) for a, s in cases]
-        return torch.stack(made), other
     cross, size = (shift * candidates).sum(1), candidates.square().sum(1)
     left = torch.maximum(variance - weight.square(), NOISE * variance)
     gap = own - 2 * weight * cross + weight.square() * size
     member = -0.5 * (length * left.log() + gap / left)
+    other = -0.5 * (length * variance.log() + own / variance)
     return member, other
 
 
 def _under_noise(
-    shift: Tensor, candidates: Tensor, weight: Tensor, variance: Tensor, noise: Tensor
+    shift: Tensor,
+    candidates: Tensor,
+    weight: Tensor,
+    variance: Tensor,
+    noise: Tensor,
+    added: Tensor,
 ) -> Tensor:
     """Log-density (M,) with each candidate, for one weight and variance of each (M,)."""
     weight, variance = weight[:, None], variance[:, None]
-    left = torch.maximum(variance - weight.square() * (1 - noise), NOISE * variance)
+    left = torch.maximum(variance - weight.square() * (1 - noise), NOISE * variance) + added
     gap = (shift - weight * candidates).square()
     density: Tensor = -0.5 * (left.log() + gap / left).sum(1)
     return density

@@ -11,8 +11,14 @@ from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import attacks
 from fedre_privacy.attacks.mixtures.class_statistics import class_statistics, log_likelihoods
-from fedre_privacy.core.artifacts import Artifact, Counts, Prototypes, Representations
-from fedre_privacy.core.channels import Channel, LearntChange, RandomChange
+from fedre_privacy.core.artifacts import (
+    Artifact,
+    Counts,
+    EntangledRep,
+    Prototypes,
+    Representations,
+)
+from fedre_privacy.core.channels import Channel, ClippingStep, LearntChange, Noise, RandomChange
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Candidates, KnownDefense, Observation, Upload
 from fedre_privacy.threats.base import threats
@@ -78,6 +84,37 @@ def test_noise_does_not_hide_what_a_mean_was_taken_of():
     assert seen[0] > 0.95 and seen[1] < seen[0]
 
 
+class Uneven(nn.Flatten):
+    """Shows half of the values twenty times as loud as the others."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        made = super().forward(images)
+        return made * (torch.arange(made.shape[1]) % 2 * 0.95 + 0.05)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_declared_noise_on_rows_is_allowed_for(mixed):
+    few = [2 * i + torch.arange(2) for i in range(OWN // 2)]
+    found = {True: [], False: []}
+    for number, own in enumerate(few):
+        row = Uneven()(ASKED[own]).mean(0)
+        bound = 0.5 * float(row.norm())
+        noise = 0.02 * torch.randn(row.shape, generator=stream(number, "row"))
+        row, label = 0.5 * row + noise, torch.tensor([0])
+        sent = (
+            EntangledRep(row, torch.tensor([1.0, 0.0])) if mixed else Prototypes(row[None], label)
+        )
+        channel = Channel(rows=(ClippingStep(bound), Noise(0.02)))
+        counts = Counts(torch.tensor([2, 0]))
+        for told in found:
+            seen = observe(sent, counts, module=Uneven())
+            seen = replace(seen, defenses=(KnownDefense("own", {}, channel),) if told else ())
+            scores = attacks.get("membership")()(seen).scores
+            found[told].append(float((scores[own, None] > scores[None, OWN:]).float().mean()))
+    told, untold = (sum(found[one]) / len(few) for one in (True, False))
+    assert told > 0.85 and told > untold + 0.1
+
+
 def test_noise_alone_tells_nothing():
     rows = torch.randn(OWN, SIDE**2, generator=stream(0, "alone"))
     sent = Representations(rows, torch.zeros(OWN, dtype=torch.int64))
@@ -99,7 +136,7 @@ def test_noise_is_the_share_of_the_spread_that_no_candidate_takes_off():
     weight, variance = torch.tensor([[0.5], [0.2]]).double(), torch.tensor([[0.6], [0.3]]).double()
     silent, other = log_likelihoods(shift, x, weight, variance, torch.zeros(dim).double())
     plain, same = log_likelihoods(shift, x, weight, variance)
-    assert torch.allclose(silent, plain) and torch.equal(other, same)
+    assert torch.allclose(silent, plain) and torch.allclose(other, same)
     loud, _ = log_likelihoods(shift, x, weight, variance, torch.ones(dim).double())
     gap = (shift - 0.5 * x).square().sum(1) / 0.6 + dim * variance[0].log()
     assert torch.allclose(loud[0], -gap / 2)
