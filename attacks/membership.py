@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -34,7 +34,7 @@ from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, SuiteEntry, attacks
-from .common.channels import adds_noise, bounded_each, without_mixes
+from .common.channels import adds_noise, bounded_each, upload_behind, without_mixes
 from .common.class_outputs import SideBySide, rounds_side_by_side
 from .common.client_messages import Sent, asked_of, image_keys, messages_of
 from .common.drawn_noise import noise_covariance
@@ -182,8 +182,10 @@ class MembershipInference(Attack):
             if not others:
                 continue
             net = frozen_copy(observation.extractors[client, round], context.device)
-            view = self._scene(observation, context, net, (client, round), mine, reference, samples)
+            seen = self._scene(observation, context, net, (client, round), mine, reference, samples)
             for artifact in others:
+                sent_as = upload_behind(observation, client, round, _first_row(artifact))
+                view = seen if sent_as is not None else replace(seen, channel=NOTHING)
                 if joint and type(artifact) in TOGETHER and counts[type(artifact)] > 1:
                     together.setdefault(type(artifact), []).append((artifact, view))
                     continue
@@ -287,6 +289,13 @@ class _Reference:
     images: Tensor
     labels: Tensor
     note: str
+
+
+def _first_row(artifact: Artifact) -> Tensor:
+    """The first finite row (1, d), by which its upload is told; none (0, d) if none is."""
+    rows = artifact.rows()
+    assert rows is not None
+    return rows[rows.isfinite().all(1)][:1]
 
 
 def _model_is_known(observation: Observation, client: int, round: int, artifact: Artifact) -> bool:

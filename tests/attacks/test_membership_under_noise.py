@@ -115,6 +115,18 @@ def test_declared_noise_on_rows_is_allowed_for(mixed):
     assert told > 0.85 and told > untold + 0.1
 
 
+def test_rows_that_no_upload_holds_were_not_defended():
+    mean = Uneven()(ASKED[:2]).mean(0, keepdim=True)
+    channel = Channel(rows=(ClippingStep(0.5 * float(mean.norm())), Noise(0.02)))
+    plain = observe(Prototypes(mean, torch.tensor([0])), module=Uneven())
+    told = replace(plain, defenses=(KnownDefense("own", {}, channel),))
+    scores = [
+        attacks.get("membership")()(one).scores
+        for one in (replace(plain, uploads=()), replace(told, uploads=()), told)
+    ]
+    assert torch.equal(scores[0], scores[1]) and not torch.equal(scores[1], scores[2])
+
+
 def test_noise_alone_tells_nothing():
     rows = torch.randn(OWN, SIDE**2, generator=stream(0, "alone"))
     sent = Representations(rows, torch.zeros(OWN, dtype=torch.int64))
