@@ -243,8 +243,9 @@ def _answer(
     clean = [made(moved) for moved in views(aux, linear.views)]
     codes = aux_codes(observation, job.codes.shape[1]).to(device)
     fit = fit_views([anew(one) for one in clean], aux, linear.penalty, codes)
-    usual = anew(clean[0][::FOLDS]), codes[::FOLDS]
-    if linear.match_targets:
+    if not linear.match_targets:
+        usual = anew(clean[0][::FOLDS]), codes[::FOLDS]
+    else:
         like = MapJob("prototypes", job.owner, job.index, sent, job.codes, None, None, first=0)
 
         def averages(views: int, folds: Sequence[int] = range(FOLDS)) -> AuxPairs:

@@ -34,7 +34,7 @@ from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, SuiteEntry, attacks
-from .common.channels import adds_noise, bounded_each, upload_behind, without_mixes
+from .common.channels import bounded_each, is_noisy, upload_behind, without_mixes
 from .common.class_outputs import SideBySide, rounds_side_by_side
 from .common.client_messages import Sent, asked_of, image_keys, messages_of
 from .common.drawn_noise import noise_covariance
@@ -65,7 +65,7 @@ class MembershipInference(Attack):
     own candidates, a stronger trial, since a list that holds all members of a class is nearly
     solved for the subset whose mean was uploaded. Representations are shortened as clients declare.
     What they draw and declared noise count as spread that no candidate explains, and rows are taken
-    to have been shortened as the mean of their class would be; rounds are then added up.
+    to have been shortened as the mean of their class would be; noisy rounds are added up.
     Mean outputs of classes are read as prototypes, with the outputs of the client's whole models of
     all rounds, side by side, in place of g.
 
@@ -166,7 +166,7 @@ class MembershipInference(Attack):
         covered = torch.zeros(len(mine), dtype=torch.bool)
         together: dict[type[Artifact], list[tuple[Artifact, View]]] = {}
         counts = Counter(type(artifact) for r, artifact in sent if r in held)
-        joint = self.rounds_together and not self._traces and not adds_noise(observation.channel)
+        joint = self.rounds_together and not self._traces and not is_noisy(observation.channel)
         tables = [(r, a) for r, a in sent if r in held and isinstance(a, ClassLogits)]
         if tables:
             rows, models = rounds_side_by_side(observation, client, tables)

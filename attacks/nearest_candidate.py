@@ -48,11 +48,10 @@ class NearestCandidate(Attack):
     if candidate x of class c (l = 1), or an image like it (l < 1), is one of them, and
     N(mu_c, S / n) if none is; mu_c and S are the means and the covariance within classes of public
     images, or of the candidates where there are none. What clients draw adds its covariance over n
-    to both. Likenesses l are averaged over, and so are
-    numbers of images that were not sent; of single representations n is 1. Of a mixture a
-    candidate's weight is that of its class over n, and candidates of classes that are not in it
-    stand last. A row's own label is not used, so that what it says of the class comes
-    from its values.
+    to both. Likenesses l are averaged over, and so are numbers of images that were not sent; of
+    single representations n is 1. Of a mixture a candidate's weight is that of its class over n,
+    and candidates of classes that are not in it stand last. A row's own label is not used, so that
+    what it says of the class comes from its values.
 
     Shape:      N rows (d,) and M candidates to scores (N, M)
     Needs:      UPLOADS, EXTRACTOR; AUX_DATA if granted   Recovers: which candidates
@@ -174,14 +173,24 @@ def _odds(rows: Tensor, view: _View, sizes: Tensor, mix: Tensor | None) -> Tenso
         weight = weight * mix[labels]
         spread = (mix.square() / sizes).sum(1, keepdim=True).clamp(min=TINY)
         variance = spread.repeat(len(LIKENESS), len(labels))
+    noise = view.statistics.noise
+    alike = _Products.of(seen, centres, place, white)
     member = torch.full((len(rows), len(labels)), -torch.inf).double()
     for cases in torch.stack([weight, variance], 2):
         for case in cases.unique(dim=0):
             mine = (cases == case).all(1)
-            found = _member_log_density(
-                seen, centres, place[mine], white[mine], case, view.statistics.noise
-            )
-            member[:, mine] = torch.logaddexp(member[:, mine], found)
+            own, least = float(case[0]), NOISE * float(case[1])
+            if noise is None:
+                left = max(float(case[1]) - own**2, least)
+                found = alike.only(mine).apart(own) / left + rows.shape[1] * math.log(left)
+            else:
+                spared = (case[1] - own**2 * (1 - noise)).clamp(min=least)
+                scale = spared.rsqrt()
+                products = _Products.of(
+                    seen * scale, centres * scale, place[mine], white[mine] * scale
+                )
+                found = products.apart(own) + spared.log().sum()
+            member[:, mine] = torch.logaddexp(member[:, mine], -0.5 * found)
     apart = torch.cdist(seen, centres).square()[:, None]
     other = -0.5 * (rows.shape[1] * spread.log() + apart / spread)
     without = other.flatten(1).logsumexp(1, keepdim=True) - math.log(spread.shape[1])
@@ -192,32 +201,29 @@ def _odds(rows: Tensor, view: _View, sizes: Tensor, mix: Tensor | None) -> Tenso
     return torch.where(rows.isfinite().all(1, keepdim=True), odds, torch.nan)
 
 
-def _member_log_density(
-    seen: Tensor,
-    centres: Tensor,
-    place: Tensor,
-    white: Tensor,
-    case: Tensor,
-    noise: Tensor | None,
-) -> Tensor:
-    """Log-density (N, M) of rows (N, d) with each candidate (M, d) in them, all whitened.
+@dataclass(frozen=True, eq=False)
+class _Products:
+    """Of rows and candidates about the means of classes, whitened: squared lengths of rows (N, M),
+    their products with candidates (N, M), and squared lengths of candidates (M,)."""
 
-    A candidate takes its part off the spread of images, not off what clients draw.
+    rows: Tensor
+    cross: Tensor
+    candidates: Tensor
 
-    Args:
-        centres: means of classes (C, d). place: of each candidate, (M,).
-        case: weight of a candidate, and variance of a row.
-        noise: see `ClassStatistics`.
-    """
-    weight, variance = case
-    own = torch.zeros(seen.shape[1]).double() if noise is None else noise
-    left = (variance - weight.square() * (1 - own)).clamp(min=NOISE * float(variance))
-    rows, means, candidates = (some * left.rsqrt() for some in (seen, centres, white))
-    apart = torch.cdist(rows, means).square()[:, place]
-    cross = rows @ candidates.T - (means[place] * candidates).sum(1)
-    gap = apart - 2 * weight * cross + weight.square() * candidates.square().sum(1)
-    density: Tensor = -0.5 * (left.log().sum() + gap)
-    return density
+    @classmethod
+    def of(cls, rows: Tensor, centres: Tensor, place: Tensor, candidates: Tensor) -> _Products:
+        """Those about means (C, d): rows (N, d), and candidates (M, d), whose means have places."""
+        cross = rows @ candidates.T - (centres[place] * candidates).sum(1)
+        apart = torch.cdist(rows, centres).square()[:, place]
+        return cls(apart, cross, candidates.square().sum(1))
+
+    def only(self, mine: Tensor) -> _Products:
+        """Those of some of the candidates."""
+        return _Products(self.rows[:, mine], self.cross[:, mine], self.candidates[mine])
+
+    def apart(self, weight: float) -> Tensor:
+        """Squared distances (N, M) of rows from candidates of this weight."""
+        return self.rows - 2 * weight * self.cross + weight**2 * self.candidates
 
 
 def _class_counts(observation: Observation, client: int) -> Tensor | None:

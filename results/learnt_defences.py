@@ -176,6 +176,7 @@ class Variant:
             "guess": f"{self.get('retrieved1', 'floor').mean():.2f}",
             "n": f"{self.get('retrieved1', 'n').sum():.0f}",
             "one image each": spread(alone, digits=2),
+            "guess of these": f"{self.get('retrieved1', 'floor', group=SINGLE).mean():.2f}",
             "n of these": f"{self.get('retrieved1', 'n', group=SINGLE).sum():.0f}",
         }
 
@@ -356,16 +357,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found.sort(key=lambda one: (one.protocol != "one image", one.defence != "none", one.label))
         write([one.gradient_row() for one in found], chosen.out / f"{NAME}_gradients.csv")
         return
-    file = f"{NAME}_attacks" if chosen.attacks else NAME
-    file = f"{NAME}_candidates" if chosen.candidates else file
+    rows = {"_attacks": Variant.attack_row, "_candidates": Variant.candidate_row}
+    kind = "_attacks" if chosen.attacks else "_candidates" if chosen.candidates else ""
+    file = NAME + kind
     sweep = load_yaml(HERE.parent / "sweeps" / f"{file}.yaml").values
     asked = [str(one) for one in sweep["defenses"]]
     variants = in_order(
         variants_of([read_result(path) for path in files]), sweep["protocols"], asked
     )
-    if chosen.attacks or chosen.candidates:
-        rows = [one.attack_row() if chosen.attacks else one.candidate_row() for one in variants]
-        write(rows, chosen.out / f"{file}.csv")
+    if kind:
+        write([rows[kind](one) for one in variants], chosen.out / f"{file}.csv")
         return
     usual = first_settings(asked)
     if chosen.only:

@@ -142,6 +142,22 @@ def rotation() -> Callable[[int], nn.Module]:
     return make
 
 
+class Noisy(nn.Flatten):
+    """Draws much noise in half of the directions, and a little in all."""
+
+    def sample(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        made = self(images)
+        loud = torch.arange(made.shape[1]) % 2 * 2.0 + 0.01
+        drawn = loud * torch.randn(made.shape, generator=generator)
+        return made + drawn @ orthogonal(made.shape[1], 1)
+
+
+@pytest.fixture
+def noisy() -> nn.Module:
+    """An extractor that draws noise, little of it in half of the directions."""
+    return Noisy()
+
+
 @pytest.fixture
 def observe() -> Callable[..., Observation]:
     """Make an observation of representations, one upload per owner in the order given."""

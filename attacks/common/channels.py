@@ -121,12 +121,6 @@ def without_mixes(steps: StepsAt, channel: Channel) -> StepsAt:
     return steps
 
 
-def adds_noise(channel: Channel) -> bool:
-    """Whether clients add noise of a declared size to rows, or draw it in each representation."""
-    drawn = (step.random and not getattr(step, "mixes", False) for step in channel.extractor)
-    return any(drawn) or any(isinstance(step, Noise) for step in channel.rows)
-
-
 def bounded_each(channel: Channel, reps: Tensor) -> Tensor:
     """Representations (n, d) after what is done to each of them before means are taken."""
     for step in channel.each:

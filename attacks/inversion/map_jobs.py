@@ -116,8 +116,8 @@ def label_codes(observation: Observation, labels: Tensor) -> Tensor:
     """Codes (n, k) of uploaded labels (n,); k = 0 where they cannot be compared with those of
     auxiliary images."""
     classes, known = observation.num_classes, observation.aux_labels
-    told = known is not None and bool((known < classes).all())
-    if not told or not bool(((labels >= 0) & (labels < classes)).all()):
+    told = [] if known is None else [known, labels]
+    if not told or any(bool(((one < 0) | (one >= classes)).any()) for one in told):
         return torch.zeros(len(labels), 0)
     return one_hot(labels.cpu().long(), classes).float()
 

@@ -94,7 +94,7 @@ def _prototypes(artifact: Artifact, view: View, traces: bool) -> Tensor:
     table, added = view.undo(table, means, artifact.tensors()["means"])
     shift = view.statistics.white(table, means)[view.labels]
     size = view.samples[:, view.labels]
-    added = None if added is None else added[view.labels]
+    added = None if added is None else (added / counts.clamp(min=1)[:, None])[view.labels]
     score = _score(shift, view, 1 / size, 1 / size, traces, added)
     return torch.where(counts[view.labels] > 0, score, torch.nan)
 

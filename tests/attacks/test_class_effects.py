@@ -87,6 +87,24 @@ def test_where_representations_tell_little_the_class_mean_is_not_lost(told, digi
     assert psnr_db(LinearDecoder(victims=0)(untold).images, truth) < by_class - 1
 
 
+def test_noise_for_an_upload_tells_no_more_than_its_class(told, digits):
+    truth, labels, draw = digits[0][:10], digits[1][:10], torch.Generator().manual_seed(5)
+    seen = told()
+    sent = [
+        replace(
+            u,
+            artifacts=(
+                Representations(a.reps[torch.randperm(5, generator=draw)].roll(1, 1), a.labels),
+            ),
+        )
+        for u in seen.targets
+        for a in u.artifacts
+    ]
+    seen = replace(seen, targets=tuple(sent), uploads=tuple(sent))
+    found = LinearDecoder(victims=0)(seen).images
+    assert psnr_db(found, truth) < psnr_db(class_means(seen, labels), truth) + 0.3
+
+
 def test_a_large_penalty_answers_the_mean_of_the_class(told, digits):
     seen = told()
     found = LinearDecoder(penalty=1e9, victims=0)(seen)

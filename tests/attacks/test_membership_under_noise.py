@@ -26,16 +26,6 @@ from fedre_privacy.threats.base import threats
 SIDE, OWN = 8, 40
 
 
-class Noisy(nn.Flatten):
-    """Draws much noise in half of the directions, and a little in all."""
-
-    def sample(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        made = self(images)
-        loud = torch.arange(made.shape[1]) % 2 * 2.0 + 0.01
-        turn = torch.linalg.qr(torch.randn(made.shape[1], made.shape[1], generator=stream(1, "t")))
-        return made + loud * torch.randn(made.shape, generator=generator) @ turn.Q
-
-
 def images(count: int, seed: int) -> Tensor:
     return 0.5 + 0.1 * torch.randn(count, 1, SIDE, SIDE, generator=stream(seed, "images"))
 
@@ -61,19 +51,19 @@ def area(*artifacts: Artifact, module: nn.Module) -> float:
     return float(roc_auc_score(MEMBER.numpy(), found.numpy()))
 
 
-def test_noise_does_not_hide_whose_representations_were_sent():
-    sent = Noisy().sample(ASKED[MEMBER], stream(0, "drawn"))
+def test_noise_does_not_hide_whose_representations_were_sent(noisy):
+    sent = noisy.sample(ASKED[MEMBER], stream(0, "drawn"))
     rows = Representations(sent, torch.zeros(OWN, dtype=torch.int64))
-    assert area(rows, module=Noisy()) > 0.95
+    assert area(rows, module=noisy) > 0.95
     assert area(rows, module=nn.Flatten()) < 0.75
 
 
-def test_noise_does_not_hide_what_a_mean_was_taken_of():
+def test_noise_does_not_hide_what_a_mean_was_taken_of(noisy):
     few = ASKED[MEMBER][:2]
     kept = torch.cat([ASKED[:2], ASKED[OWN:]])
     seen = []
-    for module in (Noisy(), nn.Flatten()):
-        mean = Noisy().sample(few, stream(0, "drawn")).mean(0, keepdim=True)
+    for module in (noisy, nn.Flatten()):
+        mean = noisy.sample(few, stream(0, "drawn")).mean(0, keepdim=True)
         prototype = Prototypes(mean, torch.tensor([0])), Counts(torch.tensor([2, 0]))
         whole = observe(*prototype, module=module)
         labels = torch.zeros(len(kept), dtype=torch.int64)
@@ -127,10 +117,10 @@ def test_rows_that_no_upload_holds_were_not_defended():
     assert torch.equal(scores[0], scores[1]) and not torch.equal(scores[1], scores[2])
 
 
-def test_noise_alone_tells_nothing():
+def test_noise_alone_tells_nothing(noisy):
     rows = torch.randn(OWN, SIDE**2, generator=stream(0, "alone"))
     sent = Representations(rows, torch.zeros(OWN, dtype=torch.int64))
-    assert 0.3 < area(sent, module=Noisy()) < 0.7
+    assert 0.3 < area(sent, module=noisy) < 0.7
 
 
 def test_noise_is_the_share_of_the_spread_that_no_candidate_takes_off():

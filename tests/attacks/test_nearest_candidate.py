@@ -100,30 +100,20 @@ def test_a_mixture_ranks_its_classes_alone():
     assert bool((found[LABELS == 2] < found[LABELS < 2].min()).all())
 
 
-class Noisy(nn.Flatten):
-    """Draws much noise in half of the directions, and a little in all."""
-
-    def sample(self, images, generator):
-        made = self(images)
-        loud = torch.arange(made.shape[1]) % 2 * 2.0 + 0.01
-        turn = torch.linalg.qr(torch.randn(made.shape[1], made.shape[1], generator=stream(1, "t")))
-        return made + loud * torch.randn(made.shape, generator=generator) @ turn.Q
-
-
 def under_noise(*artifacts: Artifact, module: nn.Module, **settings) -> Tensor:
     seen = replace(observe(*artifacts), extractors={(0, 1): module})
     return attacks.get("nearest-candidate")(**settings)(seen).scores
 
 
-def test_noise_that_clients_draw_is_no_cover():
+def test_noise_that_clients_draw_is_no_cover(noisy):
     chosen = torch.arange(0, len(ASKED), 6)
-    sent = Noisy().sample(ASKED[chosen], stream(0, "drawn"))
+    sent = noisy.sample(ASKED[chosen], stream(0, "drawn"))
     rows = Representations(sent, LABELS[chosen])
-    known, unknown = (under_noise(rows, module=module) for module in (Noisy(), nn.Flatten()))
+    known, unknown = (under_noise(rows, module=module) for module in (noisy, nn.Flatten()))
     assert float((known.argmax(1) == chosen).float().mean()) > 0.9
     assert float((unknown.argmax(1) == chosen).float().mean()) < 0.3
     mean = Prototypes(sent[:2].mean(0, keepdim=True), torch.tensor([0]))
-    found = under_noise(mean, module=Noisy(), images=2)[0]
+    found = under_noise(mean, module=noisy, images=2)[0]
     assert int(places(found, chosen[:2]).max()) < 10
 
 
@@ -135,9 +125,11 @@ def test_images_mixed_with_others_are_not_claimed_to_be_allowed_for():
         assert set(attack.adapts(seen)["extractor"]) == expected
 
 
-def test_noise_finds_nothing():
+@pytest.mark.parametrize("drawn", [False, True])
+def test_noise_finds_nothing(noisy, drawn):
     rows = FLAT.mean(0) + 0.1 * torch.randn(30, FLAT.shape[1], generator=stream(0, "noise"))
-    found = scores(Representations(rows, torch.zeros(30).long()))
+    module = noisy if drawn else nn.Flatten()
+    found = under_noise(Representations(rows, torch.zeros(30).long()), module=module)
     first = [int(places(row, torch.tensor([i]))[0]) for i, row in enumerate(found)]
     assert 20 < sum(first) / len(first) < 40  # 29.5 by chance
 
