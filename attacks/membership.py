@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -18,9 +18,9 @@ from fedre_privacy.core.artifacts import (
     Representations,
 )
 from fedre_privacy.core.channels import (
-    NOTHING,
     ClippingStep,
     LearntChange,
+    Masking,
     Noise,
     RandomChange,
     Smoothing,
@@ -34,14 +34,15 @@ from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, SuiteEntry, attacks
-from .common.channels import bounded_each, is_noisy, upload_behind, without_mixes
-from .common.class_outputs import SideBySide, rounds_side_by_side
+from .common.channels import is_noisy, mask_factor, upload_behind, without_mixes
+from .common.class_outputs import rounds_side_by_side
 from .common.client_messages import Sent, asked_of, image_keys, messages_of
 from .common.drawn_noise import noise_covariance
 from .common.frozen_modules import frozen_copy, outputs
-from .mixtures.class_statistics import SIZES, class_statistics
+from .mixtures.candidate_views import RowSteps, Scene, View
+from .mixtures.class_statistics import SIZES
 from .mixtures.joint_test import alikeness
-from .mixtures.membership_scores import READERS, TOGETHER, View
+from .mixtures.membership_scores import READERS, TOGETHER
 
 SCORES = ("auto", "tracing", "likelihood-ratio")
 REFERENCES = ("auto", "aux", "others", "joint")
@@ -65,7 +66,8 @@ class MembershipInference(Attack):
     own candidates, a stronger trial, since a list that holds all members of a class is nearly
     solved for the subset whose mean was uploaded. Representations are shortened as clients declare.
     What they draw and declared noise count as spread that no candidate explains, and rows are taken
-    to have been shortened as the mean of their class would be; noisy rounds are added up.
+    to have been shortened as the mean of their class would be; coordinates that a mask removed are
+    left out. Noisy and masked rounds are added up.
     Mean outputs of classes are read as prototypes, with the outputs of the client's whole models of
     all rounds, side by side, in place of g.
 
@@ -89,7 +91,7 @@ class MembershipInference(Attack):
     adapts_to: ClassVar[StepsAt] = {
         "extractor": (LearntChange, RandomChange),
         "each": (ClippingStep,),
-        "rows": (ClippingStep, Noise),
+        "rows": (ClippingStep, Masking, Noise),
         "encoding": (Smoothing,),
     }
     suite = tuple(SuiteEntry(kind, "strong", place=50) for kind in consumes)
@@ -166,15 +168,14 @@ class MembershipInference(Attack):
         covered = torch.zeros(len(mine), dtype=torch.bool)
         together: dict[type[Artifact], list[tuple[Artifact, View]]] = {}
         counts = Counter(type(artifact) for r, artifact in sent if r in held)
-        joint = self.rounds_together and not self._traces and not is_noisy(observation.channel)
+        alone = is_noisy(observation.channel) or mask_factor(observation.channel) is not None
+        joint = self.rounds_together and not self._traces and not alone
         tables = [(r, a) for r, a in sent if r in held and isinstance(a, ClassLogits)]
         if tables:
             rows, models = rounds_side_by_side(observation, client, tables)
             net = frozen_copy(models, context.device)
-            view = self._scene(
-                observation, context, net, (client, held[-1]), mine, reference, samples
-            )
-            total = READERS[Prototypes](rows, view, self._traces)
+            scene = self._scene(observation, context, net, (client, held[-1]), mine, reference)
+            total = READERS[Prototypes](rows, scene.plain(), samples, self._traces)
             covered = total.isfinite()
             total = torch.where(covered, total, 0.0)
         for round in held:
@@ -182,19 +183,22 @@ class MembershipInference(Attack):
             if not others:
                 continue
             net = frozen_copy(observation.extractors[client, round], context.device)
-            seen = self._scene(observation, context, net, (client, round), mine, reference, samples)
+            scene = self._scene(observation, context, net, (client, round), mine, reference)
             for artifact in others:
-                sent_as = upload_behind(observation, client, round, _first_row(artifact))
-                view = seen if sent_as is not None else replace(seen, channel=NOTHING)
+                row = _first_row(artifact)
+                upload = upload_behind(observation, client, round, row)
+                steps = RowSteps.of(observation.channel, row, upload)
+                view = scene.view(steps, single=isinstance(artifact, Representations))
                 if joint and type(artifact) in TOGETHER and counts[type(artifact)] > 1:
                     together.setdefault(type(artifact), []).append((artifact, view))
                     continue
-                found = READERS[type(artifact)](artifact, view, self._traces)
+                found = READERS[type(artifact)](artifact, view, samples, self._traces)
                 fits = found.isfinite()
                 total = total + torch.where(fits, found, 0.0)
                 covered |= fits
         for kind, rounds in together.items():
-            found = TOGETHER[kind](rounds, alikeness(torch.stack([v.strangers for _, v in rounds])))
+            alike = alikeness(torch.stack([view.strangers for _, view in rounds]))
+            found = TOGETHER[kind](rounds, samples, alike)
             fits = found.isfinite()
             total = total + torch.where(fits, found, 0.0)
             covered |= fits
@@ -258,28 +262,15 @@ class MembershipInference(Attack):
         owner: tuple[int, int],
         mine: Tensor,
         reference: _Reference,
-        samples: Tensor,
-    ) -> View:
+    ) -> Scene:
         candidates = asked_of(observation)
         images = torch.cat([candidates.images[mine], reference.images])
         reps = outputs(net, images, device=context.device)
-        if not isinstance(net, SideBySide):
-            reps = bounded_each(observation.channel, reps)
-        own, known = reps[: len(mine)], reps[len(mine) :]
         noise = noise_covariance(owner, net, reference.images, context.device)
-        statistics = class_statistics(known, reference.labels, observation.num_classes, noise)
-        strangers = statistics.whiten_symmetrically(
-            known, statistics.means[reference.labels.long()]
-        )
-        channel = NOTHING if isinstance(net, SideBySide) else observation.channel
-        return View(
-            own.double(),
-            candidates.labels[mine],
-            statistics,
-            samples,
-            strangers,
-            channel,
-        )
+        return Scene(
+            reps[: len(mine)], candidates.labels[mine], reps[len(mine) :],
+            reference.labels.long(), observation.num_classes, noise,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,23 +16,27 @@ from fedre_privacy.core.artifacts import (
     Prototypes,
     Representations,
 )
-from fedre_privacy.core.channels import ClippingStep, LearntChange, RandomChange, Smoothing, StepsAt
+from fedre_privacy.core.channels import (
+    ClippingStep,
+    LearntChange,
+    Masking,
+    Noise,
+    RandomChange,
+    Smoothing,
+    StepsAt,
+)
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.outcomes import CandidateScores
 from fedre_privacy.core.types import Knowledge, Observation
 from fedre_privacy.models.shared_passes import extractor_name
 
 from .base import Attack, Context, attacks
-from .common.channels import bounded_each, undo_smoothing, without_mixes
+from .common.channels import undo_smoothing, upload_behind, without_mixes
 from .common.client_messages import asked_of
 from .common.drawn_noise import noise_covariance
 from .common.frozen_modules import frozen_copy, outputs
-from .mixtures.class_statistics import (
-    NOISE,
-    SIZES,
-    ClassStatistics,
-    class_statistics,
-)
+from .mixtures.candidate_views import RowSteps, Scene, View
+from .mixtures.class_statistics import NOISE, SIZES
 
 TINY = 1e-30
 LIKENESS = (1.0, 0.9, 0.6, 0.3, 0.0)
@@ -48,7 +52,9 @@ class NearestCandidate(Attack):
     if candidate x of class c (l = 1), or an image like it (l < 1), is one of them, and
     N(mu_c, S / n) if none is; mu_c and S are the means and the covariance within classes of public
     images, or of the candidates where there are none. What clients draw adds its covariance over n
-    to both. Likenesses l are averaged over, and so are numbers of images that were not sent; of
+    to both, and declared noise on rows its variance. Coordinates that a mask removed are left out,
+    and rows are taken to have been shortened as the mean of the class would be; candidates beside
+    single representations are shortened and masked as these were. Likenesses l are averaged over, and so are numbers of images that were not sent; of
     single representations n is 1. Of a mixture a candidate's weight is that of its class over n,
     and candidates of classes that are not in it stand last. A row's own label is not used, so that
     what it says of the class comes from its values.
@@ -71,6 +77,7 @@ class NearestCandidate(Attack):
     adapts_to: ClassVar[StepsAt] = {
         "extractor": (LearntChange, RandomChange),
         "each": (ClippingStep,),
+        "rows": (ClippingStep, Masking, Noise),
         "encoding": (Smoothing,),
     }
 
@@ -84,7 +91,7 @@ class NearestCandidate(Attack):
 
     def run(self, observation: Observation, context: Context) -> CandidateScores:
         asked = asked_of(observation)
-        views: dict[str, _View] = {}
+        scenes: dict[str, Scene] = {}
         scores, blind = [], 0
         for upload in observation.targets:
             owner = (upload.client, upload.round)
@@ -99,17 +106,21 @@ class NearestCandidate(Attack):
                     scores.append(torch.full((len(rows), len(asked)), torch.nan))
                     continue
                 name = extractor_name(owner, extractor)
-                if name not in views:
-                    views = {name: self._view(observation, context, owner, extractor)}
+                if name not in scenes:
+                    scenes = {name: self._scene(observation, context, owner, extractor)}
+                steps = RowSteps.of(
+                    observation.channel, rows, upload_behind(observation, *owner, rows)
+                )
+                single = isinstance(artifact, Representations)
                 sizes = self._sizes(artifact, counts, observation.num_classes)
                 mix = None
                 if isinstance(artifact, EntangledRep):
                     mix = undo_smoothing(observation.channel, artifact.encoding).double()
-                scores.append(_odds(rows.double(), views[name], sizes, mix).float())
+                scores.append(_odds(rows.double(), scenes[name].view(steps, single), sizes, mix))
         notes = [f"{len(asked)} candidates"]
         if blind:
             notes.append(f"no extractor behind {blind} targets")
-        return CandidateScores(torch.cat(scores), tuple(notes))
+        return CandidateScores(torch.cat(scores).float(), tuple(notes))
 
     def _sizes(self, artifact: Artifact, counts: Tensor | None, num_classes: int) -> Tensor:
         """Images of each class behind a row: one known row, or a row for each number (G, C)."""
@@ -121,109 +132,93 @@ class NearestCandidate(Attack):
             return counts.clamp(min=1)[None]
         return torch.tensor(SIZES).double()[:, None].expand(-1, num_classes)
 
-    def _view(
+    def _scene(
         self,
         observation: Observation,
         context: Context,
         owner: tuple[int, int],
         extractor: nn.Module,
-    ) -> _View:
+    ) -> Scene:
         """Candidates and public images as an extractor sees them."""
         asked = asked_of(observation)
         images, labels = asked.images, asked.labels
         if observation.aux is not None and observation.aux_labels is not None:
             images, labels = observation.aux[: self.aux], observation.aux_labels[: self.aux]
         net = frozen_copy(extractor, context.device)
-        seen, known = (
-            bounded_each(observation.channel, outputs(net, part, device=context.device))
-            for part in (asked.images, images)
-        )
+        seen, known = (outputs(net, part, device=context.device) for part in (asked.images, images))
         noise = noise_covariance(owner, net, images, context.device)
-        statistics = class_statistics(known, labels, observation.num_classes, noise)
-        white = statistics.white(seen, statistics.means[asked.labels])
-        return _View(white, asked.labels, statistics)
+        return Scene(seen, asked.labels, known, labels.long(), observation.num_classes, noise)
 
 
-@dataclass(frozen=True, eq=False)
-class _View:
-    """Candidates through one extractor.
-
-    Shape: white (M, d), whitened deviations from the means of their classes; labels (M,).
-    """
-
-    white: Tensor
-    labels: Tensor
-    statistics: ClassStatistics
-
-
-def _odds(rows: Tensor, view: _View, sizes: Tensor, mix: Tensor | None) -> Tensor:
+def _odds(rows: Tensor, view: View, sizes: Tensor, mix: Tensor | None) -> Tensor:
     """Log-odds (N, M) of rows (N, d) with each candidate in them.
 
     Args:
         sizes: (G, C), averaged over. mix: weights of the classes (C,); None: one unknown class.
     """
-    labels, white, whiten = view.labels, view.white, view.statistics.whiten
-    centres = view.statistics.means if mix is None else (mix @ view.statistics.means)[None]
-    centres, seen = centres @ whiten, rows @ whiten
-    place = labels if mix is None else torch.zeros_like(labels)
-    number = sizes[:, labels].repeat(len(LIKENESS), 1)
-    weight = torch.tensor(LIKENESS).double().repeat_interleave(len(sizes))[:, None] / number
-    spread, variance = 1 / sizes, 1 / number
+    white, like = view.white, torch.tensor(LIKENESS).double()
+    member = torch.full((len(rows), len(white)), -torch.inf).double()
+    none = torch.zeros(1, white.shape[1]).double()
+    without = []
+    every = range(len(view.means))
+    for weights in torch.eye(len(every)).double() if mix is None else mix[None]:
+        made, gain, added = view.undo(rows, (weights @ view.means)[None])
+        shift = view.statistics.white(made, (weights @ view.statistics.means)[None])
+        spread = (weights.square() / sizes).sum(1).clamp(min=TINY)
+        added = None if added is None else added[0]
+        scale = white.shape[1] * gain.log()
+        density = _Density(shift, view.statistics.noise, added)
+        without.append(density.of(none, 0 * spread, spread) - scale)
+        for label in every if mix is not None else [int(weights.argmax())]:
+            mine = view.labels == label
+            shares = (like[:, None] * weights[label] / sizes[:, label]).flatten()
+            if weights[label] > 0 and bool(mine.any()):
+                found = density.of(white[mine], shares, spread.repeat(len(like)))
+                member[:, mine] = found - scale - math.log(len(like))
+    other = torch.cat(without, 1).logsumexp(1, keepdim=True) - math.log(len(without))
+    odds = member - other
     if mix is not None:
-        weight = weight * mix[labels]
-        spread = (mix.square() / sizes).sum(1, keepdim=True).clamp(min=TINY)
-        variance = spread.repeat(len(LIKENESS), len(labels))
-    noise = view.statistics.noise
-    alike = _Products.of(seen, centres, place, white)
-    member = torch.full((len(rows), len(labels)), -torch.inf).double()
-    for cases in torch.stack([weight, variance], 2):
-        for case in cases.unique(dim=0):
-            mine = (cases == case).all(1)
-            own, least = float(case[0]), NOISE * float(case[1])
-            if noise is None:
-                left = max(float(case[1]) - own**2, least)
-                found = alike.only(mine).apart(own) / left + rows.shape[1] * math.log(left)
-            else:
-                spared = (case[1] - own**2 * (1 - noise)).clamp(min=least)
-                scale = spared.rsqrt()
-                products = _Products.of(
-                    seen * scale, centres * scale, place[mine], white[mine] * scale
-                )
-                found = products.apart(own) + spared.log().sum()
-            member[:, mine] = torch.logaddexp(member[:, mine], -0.5 * found)
-    apart = torch.cdist(seen, centres).square()[:, None]
-    other = -0.5 * (rows.shape[1] * spread.log() + apart / spread)
-    without = other.flatten(1).logsumexp(1, keepdim=True) - math.log(spread.shape[1])
-    odds = member - math.log(len(LIKENESS)) - without
-    if mix is not None:
-        last = odds.nan_to_num(0.0).amin(1, keepdim=True) - 1
-        odds = torch.where(mix[labels] > 0, odds, last)
+        there = mix[view.labels] > 0
+        least = (
+            odds.masked_fill(~there, torch.inf).nan_to_num(0.0, posinf=0.0).amin(1, keepdim=True)
+        )
+        odds = torch.where(there, odds, least - 1)
     return torch.where(rows.isfinite().all(1, keepdim=True), odds, torch.nan)
 
 
 @dataclass(frozen=True, eq=False)
-class _Products:
-    """Of rows and candidates about the means of classes, whitened: squared lengths of rows (N, M),
-    their products with candidates (N, M), and squared lengths of candidates (M,)."""
+class _Density:
+    """Normal log-densities of whitened deviations of rows from what they are about.
 
-    rows: Tensor
-    cross: Tensor
-    candidates: Tensor
+    Shape: shift (N, k); noise (k,), see `ClassStatistics`; added (k,), variance of noise on rows.
+    """
 
-    @classmethod
-    def of(cls, rows: Tensor, centres: Tensor, place: Tensor, candidates: Tensor) -> _Products:
-        """Those about means (C, d): rows (N, d), and candidates (M, d), whose means have places."""
-        cross = rows @ candidates.T - (centres[place] * candidates).sum(1)
-        apart = torch.cdist(rows, centres).square()[:, place]
-        return cls(apart, cross, candidates.square().sum(1))
+    shift: Tensor
+    noise: Tensor | None
+    added: Tensor | None
 
-    def only(self, mine: Tensor) -> _Products:
-        """Those of some of the candidates."""
-        return _Products(self.rows[:, mine], self.cross[:, mine], self.candidates[mine])
-
-    def apart(self, weight: float) -> Tensor:
-        """Squared distances (N, M) of rows from candidates of this weight."""
-        return self.rows - 2 * weight * self.cross + weight**2 * self.candidates
+    def of(self, candidates: Tensor, weights: Tensor, variances: Tensor) -> Tensor:
+        """With each candidate (m, k) at a weight and a variance (K,), summed over these: (N, m)."""
+        width = self.shift.shape[1]
+        total = torch.full((len(self.shift), len(candidates)), -torch.inf).double()
+        own, size = self.shift.square().sum(1, keepdim=True), candidates.square().sum(1)
+        cross = self.shift @ candidates.T
+        plain = self.noise is None and self.added is None
+        drawn = torch.zeros(width).double() if self.noise is None else self.noise
+        added = torch.zeros(width).double() if self.added is None else self.added
+        for weight, variance in zip(weights, variances, strict=True):
+            if plain:
+                left = torch.maximum(variance - weight.square(), NOISE * variance)
+                apart = (own - 2 * weight * cross + weight.square() * size) / left
+                found = apart + width * left.log()
+            else:
+                least = variance - weight.square() * (1 - drawn)
+                lefts = torch.maximum(least, NOISE * variance) + added
+                scale = lefts.rsqrt()
+                apart = torch.cdist(self.shift * scale, weight * candidates * scale).square()
+                found = apart + lefts.log().sum()
+            total = torch.logaddexp(total, -0.5 * found)
+        return total
 
 
 def _class_counts(observation: Observation, client: int) -> Tensor | None:

@@ -3,79 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from fedre_privacy.attacks.common.channels import least_bound, noise_std
 from fedre_privacy.core.artifacts import Artifact, EntangledRep, Prototypes, Representations
-from fedre_privacy.core.channels import Channel, Noise
 
-from .class_statistics import ClassStatistics, log_likelihoods, tracing_score
+from .candidate_views import View
+from .class_statistics import log_likelihoods, tracing_score
 from .joint_test import joint_odds
 
-WHOLE = 0.999
-"""Of a bound: rows that are shorter were not shortened."""
-TINY = 1e-12
+Reader = Callable[[Artifact, View, Tensor, bool], Tensor]
+"""(artifact, view, numbers of images of each class (G, C) that are averaged over, tracing score)"""
 
 
-@dataclass(frozen=True, eq=False)
-class View:
-    """Candidates of one client as seen by the extractor of one round.
-
-    Shape: reps (m, d), labels (m,), samples (G, C), strangers (n, d) whitened reference images.
-    """
-
-    reps: Tensor
-    labels: Tensor
-    statistics: ClassStatistics
-    samples: Tensor
-    strangers: Tensor
-    channel: Channel
-
-    def undo(self, rows: Tensor, expected: Tensor, sent: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Rows as if they had not been shortened, and the variance of the noise on them.
-
-        Args:
-            rows: (n, d), and what they are about, (n, d).
-            sent: all rows of the upload.
-
-        Returns:
-            Rows (n, d), and variances (n, d) along whitened directions, None without noise.
-        """
-        noise = sum(noise_std(s, sent) ** 2 for s in self.channel.rows if isinstance(s, Noise))
-        bound = least_bound(self.channel.rows)
-        factor = torch.ones(len(rows), 1).double()
-        if bound is not None:
-            factor = (bound / expected.norm(dim=1, keepdim=True).clamp(min=TINY)).clamp(max=1)
-            if not noise:
-                whole = rows.norm(dim=1, keepdim=True) < WHOLE * bound
-                factor = torch.where(whole, 1.0, factor)
-        if not noise:
-            return rows / factor, None
-        return rows / factor, noise / factor.square() * self.statistics.whiten.square().sum(0)
-
-    @property
-    def white(self) -> Tensor:
-        return self.statistics.white(self.reps, self.statistics.means[self.labels])
-
-    def only(self, mine: Tensor) -> View:
-        """Some of the candidates."""
-        return replace(self, reps=self.reps[mine], labels=self.labels[mine])
-
-
-Reader = Callable[[Artifact, View, bool], Tensor]
-
-
-def _representations(artifact: Artifact, view: View, traces: bool) -> Tensor:
+def _representations(artifact: Artifact, view: View, samples: Tensor, traces: bool) -> Tensor:
     """Minus the log-distance to the nearest representation of the same class; NaN for others.
 
     Where clients draw, the largest log-odds of a representation with the candidate and without.
     """
     sent, statistics = artifact.tensors(), view.statistics
-    centres = statistics.means[sent["labels"].long().clamp(0, len(statistics.means) - 1)]
-    rows, added = view.undo(sent["reps"].double(), centres, sent["reps"])
+    classes = sent["labels"].long().clamp(0, len(view.means) - 1)
+    rows, _, added = view.undo(sent["reps"], view.means[classes])
+    centres = statistics.means[classes]
     more = 0.0 if added is None else added.mean(0)
     apart = statistics.apart(view.reps, rows, more)
     others = view.labels[:, None] != sent["labels"][None]
@@ -87,13 +37,12 @@ def _representations(artifact: Artifact, view: View, traces: bool) -> Tensor:
     return torch.where(score.isfinite(), score, torch.nan)
 
 
-def _prototypes(artifact: Artifact, view: View, traces: bool) -> Tensor:
+def _prototypes(artifact: Artifact, view: View, samples: Tensor, traces: bool) -> Tensor:
     """Each candidate against the row of its class; the mean of rows if it has several."""
-    means = view.statistics.means
-    table, counts = _table(artifact, len(means))
-    table, added = view.undo(table, means, artifact.tensors()["means"])
-    shift = view.statistics.white(table, means)[view.labels]
-    size = view.samples[:, view.labels]
+    table, counts = _table(artifact, len(view.means))
+    table, _, added = view.undo(table, view.means)
+    shift = view.statistics.white(table, view.statistics.means)[view.labels]
+    size = samples[:, view.labels]
     added = None if added is None else (added / counts.clamp(min=1)[:, None])[view.labels]
     score = _score(shift, view, 1 / size, 1 / size, traces, added)
     return torch.where(counts[view.labels] > 0, score, torch.nan)
@@ -109,15 +58,14 @@ def _table(artifact: Artifact, classes: int) -> tuple[Tensor, Tensor]:
     return hot.T @ rows / counts.clamp(min=1)[:, None], counts
 
 
-def _score_mixed_row(artifact: Artifact, view: View, traces: bool) -> Tensor:
+def _score_mixed_row(artifact: Artifact, view: View, samples: Tensor, traces: bool) -> Tensor:
     """Each candidate against the one mixed row, with the weight that its label was sent with."""
     sent = artifact.tensors()
     encoding = sent["encoding"].double()
-    centre = encoding @ view.statistics.means
-    row, added = view.undo(sent["rep"][None].double(), centre[None], sent["rep"][None])
-    shift = view.statistics.white(row, centre[None])[0]
-    weight = (encoding / view.samples)[:, view.labels]
-    variance = (encoding.square() / view.samples).sum(1, keepdim=True)
+    row, _, added = view.undo(sent["rep"][None], (encoding @ view.means)[None])
+    shift = view.statistics.white(row, (encoding @ view.statistics.means)[None])[0]
+    weight = (encoding / samples)[:, view.labels]
+    variance = (encoding.square() / samples).sum(1, keepdim=True)
     score = _score(shift, view, weight, variance, traces, added)
     return torch.where(encoding[view.labels] > 0, score, torch.nan)
 
@@ -125,13 +73,13 @@ def _score_mixed_row(artifact: Artifact, view: View, traces: bool) -> Tensor:
 Together = Sequence[tuple[Artifact, View]]
 
 
-def _class_by_class(together: Together, alike: Tensor) -> Tensor:
+def _class_by_class(together: Together, samples: Tensor, alike: Tensor) -> Tensor:
     """Each candidate against the rows of its class of all rounds together; NaN where it has none.
 
     The row of a class is a mixture of that class alone.
     """
     first = together[0][1]
-    classes = len(first.statistics.means)
+    classes = len(first.means)
     tables = [_table(artifact, classes) for artifact, _ in together]
     out = torch.full((len(first.labels),), torch.nan, dtype=torch.float64)
     for label in first.labels.unique().tolist():
@@ -142,14 +90,14 @@ def _class_by_class(together: Together, alike: Tensor) -> Tensor:
             (EntangledRep(tables[i][0][label], alone), together[i][1].only(mine)) for i in there
         ]
         if rows:
-            out[mine] = _score_rounds_jointly(rows, alike[:, there][:, :, there])
+            out[mine] = _score_rounds_jointly(rows, samples, alike[:, there][:, :, there])
     return out
 
 
-def _score_rounds_jointly(together: Together, alike: Tensor) -> Tensor:
+def _score_rounds_jointly(together: Together, samples: Tensor, alike: Tensor) -> Tensor:
     """Each candidate against the mixed rows of all rounds together; NaN where its label is in none.
 
-    Classes and numbers of samples are those of the first round's view, which all rounds share.
+    Classes are those of the first round's view, which all rounds share.
 
     Args:
         alike: correlation between the rounds of each coordinate (d, T, T).
@@ -158,15 +106,12 @@ def _score_rounds_jointly(together: Together, alike: Tensor) -> Tensor:
     for artifact, view in together:
         sent, means = artifact.tensors(), view.statistics.means
         encoding = sent["encoding"].double()
-        centre = (encoding @ means)[None]
-        row, _ = view.undo(sent["rep"][None].double(), centre, sent["rep"][None])
-        shifts.append(view.statistics.whiten_symmetrically(row, centre)[0])
+        row, _, _ = view.undo(sent["rep"][None], (encoding @ view.means)[None])
+        shifts.append(view.statistics.whiten_symmetrically(row, (encoding @ means)[None])[0])
         rows.append(view.statistics.whiten_symmetrically(view.reps, means[view.labels]))
         encodings.append(encoding)
     first, mix = together[0][1], torch.stack(encodings)
-    odds = joint_odds(
-        torch.stack(shifts), torch.stack(rows), first.labels, mix, first.samples, alike
-    )
+    odds = joint_odds(torch.stack(shifts), torch.stack(rows), first.labels, mix, samples, alike)
     return torch.where(mix[:, first.labels].amax(0) > 0, odds, torch.nan)
 
 
@@ -192,7 +137,7 @@ READERS: dict[type[Artifact], Reader] = {
     Prototypes: _prototypes,
     EntangledRep: _score_mixed_row,
 }
-TOGETHER: dict[type[Artifact], Callable[[Together, Tensor], Tensor]] = {
+TOGETHER: dict[type[Artifact], Callable[[Together, Tensor, Tensor], Tensor]] = {
     Prototypes: _class_by_class,
     EntangledRep: _score_rounds_jointly,
 }

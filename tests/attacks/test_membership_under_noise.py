@@ -18,7 +18,14 @@ from fedre_privacy.core.artifacts import (
     Prototypes,
     Representations,
 )
-from fedre_privacy.core.channels import Channel, ClippingStep, LearntChange, Noise, RandomChange
+from fedre_privacy.core.channels import (
+    Channel,
+    ClippingStep,
+    LearntChange,
+    Masking,
+    Noise,
+    RandomChange,
+)
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Candidates, KnownDefense, Observation, Upload
 from fedre_privacy.threats.base import threats
@@ -103,6 +110,26 @@ def test_declared_noise_on_rows_is_allowed_for(mixed):
             found[told].append(float((scores[own, None] > scores[None, OWN:]).float().mean()))
     told, untold = (sum(found[one]) / len(few) for one in (True, False))
     assert told > 0.85 and told > untold + 0.1
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_coordinates_that_a_mask_removed_are_left_out(mixed):
+    few = [2 * i + torch.arange(2) for i in range(OWN // 2)]
+    found = {True: [], False: []}
+    for number, own in enumerate(few):
+        kept = torch.rand(SIDE**2, generator=stream(number, "mask")) < 0.3
+        row, label = ASKED[own].flatten(1).mean(0) * kept * 2, torch.tensor([0])
+        sent = (
+            EntangledRep(row, torch.tensor([1.0, 0.0])) if mixed else Prototypes(row[None], label)
+        )
+        for told in found:
+            seen = observe(sent, Counts(torch.tensor([2, 0])), module=nn.Flatten())
+            known = KnownDefense("own", {}, Channel(rows=(Masking(2.0),)))
+            seen = replace(seen, defenses=(known,) if told else ())
+            scores = attacks.get("membership")()(seen).scores
+            found[told].append(float((scores[own, None] > scores[None, OWN:]).float().mean()))
+    told, untold = (sum(found[one]) / len(few) for one in (True, False))
+    assert told > 0.9 and told > untold + 0.1
 
 
 def test_rows_that_no_upload_holds_were_not_defended():

@@ -9,8 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import attacks
+from fedre_privacy.attacks.common.channels import clip_rows
 from fedre_privacy.core.artifacts import Artifact, Counts, EntangledRep, Prototypes, Representations
-from fedre_privacy.core.channels import Channel, LearntChange, RandomChange
+from fedre_privacy.core.channels import (
+    Channel,
+    ClippingStep,
+    LearntChange,
+    Masking,
+    Noise,
+    RandomChange,
+)
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Candidates, KnownDefense, Observation, Upload
 from fedre_privacy.threats.base import threats
@@ -125,11 +133,101 @@ def test_images_mixed_with_others_are_not_claimed_to_be_allowed_for():
         assert set(attack.adapts(seen)["extractor"]) == expected
 
 
+def told(seen: Observation, *steps) -> Observation:
+    """The same, with steps on rows that clients declared."""
+    known = KnownDefense("own", {}, Channel(rows=steps))
+    return replace(seen, defenses=(known,))
+
+
+def shares_found(sent: list[Artifact], chosen: list[Tensor], *steps, module: nn.Module) -> list:
+    """Share of pairs of a member and another image of its class in order, told the steps or not."""
+    found = []
+    for know in (True, False):
+        right = []
+        for artifact, members in zip(sent, chosen, strict=True):
+            seen = replace(observe(artifact), extractors={(0, 1): module})
+            seen = told(seen, *steps) if know else seen
+            row = attacks.get("nearest-candidate")(images=2)(seen).scores[0]
+            others = (LABELS == 0) & ~torch.isin(torch.arange(len(LABELS)), members)
+            right.append(float((row[members, None] > row[None, others]).float().mean()))
+        found.append(sum(right) / len(right))
+    return found
+
+
+PAIRS = [2 * i + torch.arange(2) for i in range(EACH // 2)]
+
+
+class Uneven(nn.Flatten):
+    """Shows half of the values twenty times as loud as the others."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        made = super().forward(images)
+        return made * (torch.arange(made.shape[1]) % 2 * 0.95 + 0.05)
+
+
+def row_of(mean: Tensor, mixed: bool) -> Artifact:
+    return (
+        EntangledRep(mean, torch.eye(CLASSES)[0])
+        if mixed
+        else Prototypes(mean[None], torch.tensor([0]))
+    )
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_declared_noise_and_bounds_of_rows_are_allowed_for(mixed):
+    sent = []
+    for number, members in enumerate(PAIRS):
+        mean = Uneven()(ASKED[members]).mean(0)
+        noise = 0.02 * torch.randn(mean.shape, generator=stream(number, "row"))
+        sent.append(row_of(mean / (2 * mean.norm()) + noise, mixed))
+    steps = (ClippingStep(0.5), Noise(0.02))
+    known, unknown = shares_found(sent, PAIRS, *steps, module=Uneven())
+    assert known > 0.8 and known > unknown + 0.1
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_coordinates_that_a_mask_removed_are_left_out(mixed):
+    sent = []
+    for number, members in enumerate(PAIRS):
+        kept = torch.rand(FLAT.shape[1], generator=stream(number, "mask")) < 0.3
+        sent.append(row_of(FLAT[members].mean(0) * kept * 2, mixed))
+    known, unknown = shares_found(sent, PAIRS, Masking(2.0), module=nn.Flatten())
+    assert known > 0.9 and known > unknown + 0.1
+
+
+@pytest.mark.parametrize(
+    "steps", [(ClippingStep(2.0),), (ClippingStep(2.0), Masking()), (Masking(), ClippingStep(1.0))]
+)
+def test_single_rows_are_compared_with_candidates_as_they_are_sent(steps):
+    chosen = torch.arange(0, len(ASKED), 3)
+    rows, kept = FLAT[chosen], torch.rand(FLAT.shape[1], generator=stream(0, "mask")) < 0.3
+    for step in steps:
+        bounded = isinstance(step, ClippingStep)
+        rows = clip_rows(rows, step.norm) if bounded else rows * kept
+    seen = observe(Representations(rows, LABELS[chosen]))
+    found = attacks.get("nearest-candidate")()(told(seen, *steps)).scores
+    assert float((found.argmax(1) == chosen).float().mean()) > 0.95
+
+
+def test_rows_that_no_upload_holds_were_not_defended():
+    steps = ClippingStep(0.5), Masking(2.0)
+    plain = observe(mean_of(2))
+    scores = [
+        attacks.get("nearest-candidate")()(one).scores
+        for one in (plain, replace(told(plain, *steps), uploads=()), told(plain, *steps))
+    ]
+    assert torch.equal(scores[0], scores[1]) and not torch.equal(scores[1], scores[2])
+
+
+@pytest.mark.parametrize("steps", [(), (Noise(0.1),), (ClippingStep(0.5),), (Masking(),)])
 @pytest.mark.parametrize("drawn", [False, True])
-def test_noise_finds_nothing(noisy, drawn):
+def test_noise_finds_nothing(noisy, drawn, steps):
     rows = FLAT.mean(0) + 0.1 * torch.randn(30, FLAT.shape[1], generator=stream(0, "noise"))
+    for step in steps:
+        rows = clip_rows(rows, step.norm) if isinstance(step, ClippingStep) else rows
     module = noisy if drawn else nn.Flatten()
-    found = under_noise(Representations(rows, torch.zeros(30).long()), module=module)
+    seen = told(observe(Representations(rows, torch.zeros(30).long())), *steps)
+    found = attacks.get("nearest-candidate")()(replace(seen, extractors={(0, 1): module})).scores
     first = [int(places(row, torch.tensor([i]))[0]) for i, row in enumerate(found)]
     assert 20 < sum(first) / len(first) < 40  # 29.5 by chance
 
