@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedre_privacy.core.artifacts import MODELS, Artifact, GradientState, HeadState
-from fedre_privacy.core.channels import LearntChange, StepsAt
+from fedre_privacy.core.channels import LearntChange, Masking, StepsAt, usable
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.eigenvalues import symmetric_eigen
 from fedre_privacy.core.errors import IncompatibleError
@@ -28,6 +28,9 @@ from .common.client_messages import asked_of, image_keys
 from .common.frozen_modules import BATCH, frozen_copy
 from .gradients.model_pairs import SentModels, latest, settle
 
+TINY = 1e-30
+FILLING = 30
+"""Steps of conjugate gradients by which masked rows are filled in."""
 PLACES = 16
 """Places of a map that are read, at most, spread evenly."""
 
@@ -49,12 +52,14 @@ class Span(Attack):
     vectors of an image and have fewer rows than columns, each by the mean share of these vectors:
     of a low-rank adapter W + B A that is A, whose change's rows lie in the span of the inputs,
     where those of B lie in the span of A x and tell nothing; of a bottleneck adapter that is its
-    first layer, which sees the places of a map.
+    first layer, which sees the places of a map. Rows that a mask or pruning left in part are filled
+    in by what strangers' features let expect of the rest.
 
     Shape:      M candidates to scores (M,)
     Needs:      UPLOADS, HEAD (the model as broadcast); AUX_DATA if granted; EXTRACTOR for heads
                 Recovers: membership
-    Cost:       a pass of candidates and strangers per client and round, a solve (out, out)
+    Cost:       a pass of candidates and strangers per client and round, a solve (out, out);
+                behind masks 60 products (out, in) by (in, strangers) more
     Reference:  Dimitrov et al., SPEAR, NeurIPS 2024, and Petrov et al., DAGER, NeurIPS 2024 (inputs
                 lie in the row space of a linear layer's gradient), as a test of membership.
     Deviations: whitened by strangers' features; updates of several steps; rounds added up.
@@ -69,7 +74,7 @@ class Span(Attack):
     }
     recovers = "membership"
     answers = "membership"
-    adapts_to: ClassVar[StepsAt] = {"extractor": (LearntChange,)}
+    adapts_to: ClassVar[StepsAt] = {"extractor": (LearntChange,), "updates": (Masking,)}
     simulates: ClassVar[bool] = False
     adds_rounds: ClassVar[bool] = True
     suite = tuple(SuiteEntry(kind, "strong", "membership", 51) for kind in consumes)
@@ -126,6 +131,8 @@ class Span(Attack):
                 features(model, name, part, context.device) for part in (asked.images[mine], images)
             )
             known = known[:: max(1, len(known) // self.aux)][: self.aux]
+            if any(isinstance(step, Masking) for step in usable(observation.channel.updates)):
+                change = fill_in(change, known, self.ridge)
             shares = by_rows(own, known, change, self.ridge, self.floor)
             scores = shares.reshape(len(mine), -1).mean(1)
             spread = scores.std() if len(scores) > 1 else torch.zeros(())
@@ -158,6 +165,39 @@ def by_rows(own: Tensor, known: Tensor, change: Tensor, ridge: float, floor: flo
     explained = (dots * torch.linalg.solve(held, dots.T).T).sum(1)
     shares: Tensor = explained / (own * along).sum(1).clamp(min=1e-30)
     return shares
+
+
+def fill_in(change: Tensor, known: Tensor, ridge: float) -> Tensor:
+    """Rows of a change whose numbers were sent in part, each as a normal vector about its part.
+
+    With S the second moment of strangers' features plus a ridge, K the coordinates of a row d that
+    are not 0 and S_K their part of it, the row becomes S[:, K] S_K^-1 d[K], what is expected of a
+    mix of features; the inverse is found by conjugate gradients for all rows together.
+
+    Args:
+        change: rows (R, P). known: features of strangers (m, P). ridge: a setting of `Span`.
+    """
+    most = change.abs().max().clamp(min=TINY)
+    change, known = (change / most).float(), known.float()
+    level = len(known) * ridge * known.square().sum(1).mean().clamp(min=TINY)
+    scale = known.square().sum(0) + level
+    kept = change != 0
+
+    def moment(rows: Tensor) -> Tensor:
+        made: Tensor = (rows @ known.T) @ known + level * rows
+        return made
+
+    found, left = torch.zeros_like(change), change
+    step = left / scale
+    size = (left * step).sum(1, keepdim=True)
+    for _ in range(FILLING):
+        along = kept * moment(step)
+        length = size / (step * along).sum(1, keepdim=True).clamp(min=TINY)
+        found, left = found + length * step, left - length * along
+        turned = left / scale
+        before, size = size, (left * turned).sum(1, keepdim=True)
+        step = turned + size / before.clamp(min=TINY) * step
+    return most * moment(found).double()
 
 
 def strangers(observation: Observation, asked: Candidates, mine: Tensor, most: int) -> Tensor:

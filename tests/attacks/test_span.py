@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from fedre_privacy.attacks.gradients.model_pairs import SentModels, latest
-from fedre_privacy.attacks.span import Span, by_rows, features, of_tokens, widest
+from fedre_privacy.attacks.span import Span, by_rows, features, fill_in, of_tokens, widest
 from fedre_privacy.core.artifacts import ModelState
+from fedre_privacy.core.channels import Channel, Masking
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
-from fedre_privacy.core.types import Broadcast, Candidates, Observation, Upload
+from fedre_privacy.core.types import Broadcast, Candidates, KnownDefense, Observation, Upload
 from fedre_privacy.eval.membership import auc
 from fedre_privacy.experiments.attack import prepare_attack
 from fedre_privacy.models.adapters import AdapterForm, Bottleneck, LowRank
@@ -70,6 +71,45 @@ def test_noise_and_what_others_made_are_at_chance(case):
     assert sum(found) / len(found) == pytest.approx(0.5, abs=0.04)
     noisy = change + change.std() * 30 * torch.randn(ROWS, WIDTH, generator=stream(3, "loud"))
     assert auc(by_rows(own, drawn(1, 400), noisy, 1e-4, 1e-3), members) < 0.65
+
+
+def test_masked_rows_become_what_is_expected_of_the_rest(case):
+    _, _, change = case
+    known = drawn(1, 400)
+    kept = torch.rand(change.shape, generator=stream(0, "kept")) < 0.2
+    found = fill_in(1e-3 * change * kept, known, 1e-2)
+    moment = known.T @ known + 4 * known.square().sum(1).mean() * torch.eye(WIDTH)
+    for row, own, made in zip(1e-3 * change, kept, found, strict=True):
+        expected = moment[:, own] @ torch.linalg.solve(moment[own][:, own], row[own])
+        assert torch.allclose(made, expected, rtol=1e-2, atol=1e-3 * float(expected.abs().max()))
+
+
+def test_masked_rows_tell_members_once_they_are_filled_in(case):
+    """Features whose values go together, as those of networks do."""
+    members = case[1]
+    mixed = torch.randn(WIDTH, WIDTH, generator=stream(7, "turn")).double()
+    turn = torch.linalg.qr(mixed)[0]
+    own, known = case[0] @ turn, drawn(1, 400) @ turn
+    found = {True: [], False: []}
+    for seed in range(4):
+        upstream = torch.randn(ROWS, int(members.sum()), generator=stream(seed, "upstream"))
+        kept = torch.rand(ROWS, WIDTH, generator=stream(seed, "kept")) < 0.2
+        sent = (upstream.double() @ own[members]) * kept
+        for filled in found:
+            rows = fill_in(sent, known, 1e-4) if filled else sent
+            found[filled].append(auc(by_rows(own, known, rows, 1e-4, 1e-3), members))
+    as_sent, filled = (sum(found[one]) / 4 for one in (False, True))
+    assert filled > 0.9 and filled > as_sent + 0.2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_masked_noise_is_at_chance(case, seed):
+    own, members, _ = case
+    noise = torch.randn(ROWS, WIDTH, generator=stream(seed, "nothing")).double()
+    kept = torch.rand(ROWS, WIDTH, generator=stream(seed, "kept")) < 0.2
+    known = drawn(1, 400)
+    rows = fill_in(noise * kept, known, 1e-4)
+    assert abs(auc(by_rows(own, known, rows, 1e-4, 1e-3), members) - 0.5) < 0.15
 
 
 # --- whole observations --------------------------------------------------------------------------
@@ -165,6 +205,23 @@ def test_labels_do_not_matter():
     seen, _ = observation()
     other = replace(seen.candidates, labels=(seen.candidates.labels + 1) % CLASSES)
     assert torch.equal(Span()(seen).scores, Span()(replace(seen, candidates=other)).scores)
+
+
+def test_pruned_updates_are_filled_in_where_clients_declare_it():
+    seen, members = observation(rounds=4)
+    uploads = []
+    for upload in seen.uploads:
+        before = seen.broadcasts[upload.round - 1].artifacts[0].params
+        after = upload.artifacts[0].params
+        pruned = {}
+        for name, value in after.items():
+            kept = torch.rand(value.shape, generator=stream(upload.round, name)) < 0.3
+            pruned[name] = torch.where(kept, value, before[name])
+        uploads.append(replace(upload, artifacts=(ModelState(pruned),)))
+    sent = replace(seen, uploads=tuple(uploads), targets=tuple(uploads[-2:]))
+    known = KnownDefense("own", {}, Channel(updates=(Masking(),)))
+    told, untold = (area(one, members) for one in (replace(sent, defenses=(known,)), sent))
+    assert told > untold + 0.02 and told > 0.6
 
 
 @pytest.mark.parametrize("seed", range(3))
