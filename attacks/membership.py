@@ -34,7 +34,7 @@ from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, SuiteEntry, attacks
-from .common.channels import is_noisy, mask_factor, upload_behind, without_mixes
+from .common.channels import is_masked, is_noisy, upload_behind, without_mixes
 from .common.class_outputs import rounds_side_by_side
 from .common.client_messages import Sent, asked_of, image_keys, messages_of
 from .common.drawn_noise import noise_covariance
@@ -168,7 +168,7 @@ class MembershipInference(Attack):
         covered = torch.zeros(len(mine), dtype=torch.bool)
         together: dict[type[Artifact], list[tuple[Artifact, View]]] = {}
         counts = Counter(type(artifact) for r, artifact in sent if r in held)
-        alone = is_noisy(observation.channel) or mask_factor(observation.channel) is not None
+        alone = is_noisy(observation.channel) or is_masked(observation.channel.rows)
         joint = self.rounds_together and not self._traces and not alone
         tables = [(r, a) for r, a in sent if r in held and isinstance(a, ClassLogits)]
         if tables:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedre_privacy.core.artifacts import MODELS, Artifact, GradientState, HeadState
-from fedre_privacy.core.channels import LearntChange, Masking, StepsAt, usable
+from fedre_privacy.core.channels import LearntChange, Masking, StepsAt
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.eigenvalues import symmetric_eigen
 from fedre_privacy.core.errors import IncompatibleError
@@ -24,6 +24,7 @@ from fedre_privacy.core.types import Candidates, Knowledge, Observation
 from fedre_privacy.models.adapters import Bottleneck
 
 from .base import Attack, Context, SuiteEntry, attacks
+from .common.channels import is_masked
 from .common.client_messages import asked_of, image_keys
 from .common.frozen_modules import BATCH, frozen_copy
 from .gradients.model_pairs import SentModels, latest, settle
@@ -131,7 +132,7 @@ class Span(Attack):
                 features(model, name, part, context.device) for part in (asked.images[mine], images)
             )
             known = known[:: max(1, len(known) // self.aux)][: self.aux]
-            if any(isinstance(step, Masking) for step in usable(observation.channel.updates)):
+            if is_masked(observation.channel.updates):
                 change = fill_in(change, known, self.ridge)
             shares = by_rows(own, known, change, self.ridge, self.floor)
             scores = shares.reshape(len(mine), -1).mean(1)

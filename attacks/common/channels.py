@@ -274,6 +274,11 @@ def mask_factor(channel: Channel) -> float | None:
     return math.prod(factors) if factors else None
 
 
+def is_masked(steps: Sequence[Value]) -> bool:
+    """Whether what is 0 was not sent, by what clients declared."""
+    return any(isinstance(step, Masking) for step in usable(steps))
+
+
 def is_noisy(channel: Channel) -> bool:
     """Whether clients declared noise on rows, so that what is known beforehand weighs in."""
     noisy = any(isinstance(step, Noise | UnknownNoise) for step in channel.rows)

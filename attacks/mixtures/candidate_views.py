@@ -11,7 +11,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedre_privacy.attacks.common.channels import WHOLE, bounded_each, noise_std, row_as_compared
+from fedre_privacy.attacks.common.channels import (
+    WHOLE,
+    bounded_each,
+    is_masked,
+    noise_std,
+    row_as_compared,
+)
 from fedre_privacy.core.channels import NOTHING, Channel, ClippingStep, Masking, Noise, usable
 
 from .class_statistics import ClassStatistics, class_statistics
@@ -36,7 +42,7 @@ class RowSteps:
         kept = torch.ones(rows.shape[1], dtype=torch.bool, device=rows.device)
         if upload is None:
             return cls(Channel(each=channel.each), rows, kept)
-        if any(isinstance(step, Masking) for step in usable(channel.rows)):
+        if is_masked(channel.rows):
             finite = upload[upload.isfinite().all(1)]
             seen = (finite != 0).any(0)
             kept = seen if bool(seen.any()) else kept
