@@ -23,6 +23,7 @@ from fedre_privacy.core.channels import (
     Masking,
     Noise,
     RandomChange,
+    RandomRounding,
     Smoothing,
     StepsAt,
     without,
@@ -34,7 +35,13 @@ from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, SuiteEntry, attacks
-from .common.channels import is_masked, is_noisy, upload_behind, without_mixes
+from .common.channels import (
+    is_masked,
+    is_noisy,
+    upload_behind,
+    without_mixes,
+    without_rounding,
+)
 from .common.class_outputs import rounds_side_by_side
 from .common.client_messages import Sent, asked_of, image_keys, messages_of
 from .common.drawn_noise import noise_covariance
@@ -67,7 +74,8 @@ class MembershipInference(Attack):
     solved for the subset whose mean was uploaded. Representations are shortened as clients declare.
     What they draw and declared noise count as spread that no candidate explains, and rows are taken
     to have been shortened as the mean of their class would be; coordinates that a mask removed are
-    left out. Noisy and masked rounds are added up.
+    left out. Noisy and masked rounds are added up. Rounding at random counts as noise on single
+    representations, and not on means, where that gained nothing.
     Mean outputs of classes are read as prototypes, with the outputs of the client's whole models of
     all rounds, side by side, in place of g.
 
@@ -91,7 +99,7 @@ class MembershipInference(Attack):
     adapts_to: ClassVar[StepsAt] = {
         "extractor": (LearntChange, RandomChange),
         "each": (ClippingStep,),
-        "rows": (ClippingStep, Masking, Noise),
+        "rows": (ClippingStep, Masking, Noise, RandomRounding),
         "encoding": (Smoothing,),
     }
     suite = tuple(SuiteEntry(kind, "strong", place=50) for kind in consumes)
@@ -116,11 +124,14 @@ class MembershipInference(Attack):
     aux: int = knob(2000, help="reference images used, at most", ge=2)
 
     def adapts(self, observation: Observation) -> StepsAt:
-        """Mean outputs of classes are read as they are sent."""
+        """Mean outputs of classes are read as they are sent, means and mixtures as rounded."""
         found = without_mixes(super().adapts(observation), observation.channel)
-        sent = [artifact for target in observation.targets for artifact in target.artifacts]
-        outputs_alone = all(isinstance(artifact, ClassLogits) for artifact in sent)
-        return without(found, "rows") if outputs_alone else found
+        sent = {type(artifact) for target in observation.targets for artifact in target.artifacts}
+        if sent <= {ClassLogits}:
+            return without(found, "rows")
+        if Representations not in sent:
+            return {**found, "rows": tuple(k for k in found["rows"] if k is not RandomRounding)}
+        return found
 
     def run(self, observation: Observation, context: Context) -> MembershipScores:
         candidates = asked_of(observation)
@@ -187,8 +198,11 @@ class MembershipInference(Attack):
             for artifact in others:
                 row = _first_row(artifact)
                 upload = upload_behind(observation, client, round, row)
-                steps = RowSteps.of(observation.channel, row, upload)
-                view = scene.view(steps, single=isinstance(artifact, Representations))
+                single = isinstance(artifact, Representations)
+                channel = observation.channel
+                if not single:  # to count rounding of means as noise gained nothing
+                    channel = without_rounding(channel)
+                view = scene.view(RowSteps.of(channel, row, upload), single)
                 if joint and type(artifact) in TOGETHER and counts[type(artifact)] > 1:
                     together.setdefault(type(artifact), []).append((artifact, view))
                     continue

@@ -22,6 +22,7 @@ from fedre_privacy.core.channels import (
     Masking,
     Noise,
     RandomChange,
+    RandomRounding,
     Smoothing,
     StepsAt,
 )
@@ -52,13 +53,13 @@ class NearestCandidate(Attack):
     if candidate x of class c (l = 1), or an image like it (l < 1), is one of them, and N(mu_c, S /
     n) if none is; mu_c and S are the means and the covariance within classes of public images, or
     of the candidates where there are none. What clients draw adds its covariance over n to both,
-    and declared noise on rows its variance. Coordinates that a mask removed are left out, and rows
-    are taken to have been shortened as the mean of the class would be; candidates beside single
-    representations are shortened and masked as these were. Likenesses l are averaged over, and so
-    are numbers of images that were not sent; of single representations n is 1. Of a mixture a
-    candidate's weight is that of its class over n, and candidates of classes that are not in it
-    stand last. A row's own label is not used, so that what it says of the class comes from its
-    values.
+    and declared noise and rounding at random on rows their variance. Coordinates that a mask
+    removed are left out, and rows are taken to have been shortened as the mean of the class would
+    be; candidates beside single representations are shortened and masked as these were. Likenesses
+    l are averaged over, and so are numbers of images that were not sent; of single representations
+    n is 1. Of a mixture a candidate's weight is that of its class over n, and candidates of classes
+    that are not in it stand last. A row's own label is not used, so that what it says of the class
+    comes from its values.
 
     Shape:      N rows (d,) and M candidates to scores (N, M)
     Needs:      UPLOADS, EXTRACTOR; AUX_DATA if granted   Recovers: which candidates
@@ -78,7 +79,7 @@ class NearestCandidate(Attack):
     adapts_to: ClassVar[StepsAt] = {
         "extractor": (LearntChange, RandomChange),
         "each": (ClippingStep,),
-        "rows": (ClippingStep, Masking, Noise),
+        "rows": (ClippingStep, Masking, Noise, RandomRounding),
         "encoding": (Smoothing,),
     }
 

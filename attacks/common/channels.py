@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -119,6 +120,12 @@ def without_mixes(steps: StepsAt, channel: Channel) -> StepsAt:
             for place, kinds in steps.items()
         }
     return steps
+
+
+def without_rounding(channel: Channel) -> Channel:
+    """The same, but rows are not rounded."""
+    rows = tuple(step for step in channel.rows if not isinstance(step, RandomRounding))
+    return replace(channel, rows=rows)
 
 
 def bounded_each(channel: Channel, reps: Tensor) -> Tensor:

@@ -18,7 +18,15 @@ from fedre_privacy.attacks.common.channels import (
     noise_std,
     row_as_compared,
 )
-from fedre_privacy.core.channels import NOTHING, Channel, ClippingStep, Masking, Noise, usable
+from fedre_privacy.core.channels import (
+    NOTHING,
+    Channel,
+    ClippingStep,
+    Masking,
+    Noise,
+    RandomRounding,
+    usable,
+)
 
 from .class_statistics import ClassStatistics, class_statistics
 
@@ -68,17 +76,19 @@ class RowSteps:
             single: they are compared with what `of_images` makes of single images.
 
         Returns:
-            Rows (n, k); what a row was multiplied by, (n, 1); the variance of noise on a number
-            after that is undone, (n, 1), None without noise.
+            Rows (n, k); what a row was multiplied by, (n, 1); the variance of noise and of rounding
+            on numbers after that is undone, (n, k), None without.
         """
         steps = usable(self.channel.rows)
-        noisy = any(isinstance(step, Noise) for step in steps)
+        noisy = any(isinstance(step, Noise | RandomRounding) for step in steps)
         gain = torch.ones(len(rows), 1).to(rows)
-        variance = torch.zeros_like(gain)
+        variance = torch.zeros_like(rows)
         for place, step in enumerate(steps):
             factor = torch.ones_like(gain)
             if isinstance(step, Noise):
                 variance = variance + noise_std(step, self.sent) ** 2
+            elif isinstance(step, RandomRounding):
+                variance = variance + self._rounding(step, expected)
             elif isinstance(step, ClippingStep) and not single:
                 factor = (step.norm / expected.norm(dim=1, keepdim=True).clamp(min=TINY)).clamp(
                     max=1
@@ -91,7 +101,15 @@ class RowSteps:
                 expected = expected * self.kept
             expected = expected * factor
             gain, variance = gain * factor, variance * factor.square()
-        return rows[:, self.kept] / gain, gain, variance / gain.square() if noisy else None
+        variance = variance[:, self.kept] / gain.square()
+        return rows[:, self.kept] / gain, gain, variance if noisy else None
+
+    def _rounding(self, step: RandomRounding, expected: Tensor) -> Tensor:
+        """Variance (n, d) of rounding at random about these values: that at them, or the usual."""
+        most = self.sent[self.sent.isfinite().all(1)].abs().max().clamp(min=TINY)
+        width = 2 * most.double() / (step.levels - 1)
+        share = (expected + most) / width % 1
+        return width.square() * (share * (1 - share)).clamp(min=1 / 6)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +153,7 @@ class View:
         made, gain, variance = self.steps.undo(rows.double(), centres, self.single)
         if variance is None:
             return made, gain, None
-        return made, gain, variance * self.statistics.whiten.square().sum(0)
+        return made, gain, variance @ self.statistics.whiten.square()
 
 
 @dataclass(frozen=True, eq=False)

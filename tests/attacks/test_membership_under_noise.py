@@ -10,6 +10,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import attacks
+from fedre_privacy.attacks.common.channels import rows_resent
 from fedre_privacy.attacks.mixtures.class_statistics import class_statistics, log_likelihoods
 from fedre_privacy.core.artifacts import (
     Artifact,
@@ -25,6 +26,7 @@ from fedre_privacy.core.channels import (
     Masking,
     Noise,
     RandomChange,
+    RandomRounding,
 )
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Candidates, KnownDefense, Observation, Upload
@@ -130,6 +132,28 @@ def test_coordinates_that_a_mask_removed_are_left_out(mixed):
             found[told].append(float((scores[own, None] > scores[None, OWN:]).float().mean()))
     told, untold = (sum(found[one]) / len(few) for one in (True, False))
     assert told > 0.9 and told > untold + 0.1
+
+
+def test_rounding_at_random_hides_no_single_representations():
+    step, draws = RandomRounding(levels=12), torch.Generator().manual_seed(0)
+    reps = Uneven()(ASKED[MEMBER])
+    rows = rows_resent(Channel(rows=(step,)), reps, reps, draws)
+    seen = observe(Representations(rows, torch.zeros(OWN, dtype=torch.int64)), module=Uneven())
+    areas = []
+    for known in ((KnownDefense("own", {}, Channel(rows=(step,))),), ()):
+        found = attacks.get("membership")()(replace(seen, defenses=known)).scores
+        areas.append(float(roc_auc_score(MEMBER.numpy(), found.numpy())))
+    assert areas[0] > 0.95 and areas[0] > areas[1] + 0.1
+
+
+@pytest.mark.parametrize("single", [True, False])
+def test_rounding_is_said_to_be_used_where_it_is(single):
+    labels = torch.zeros(2, dtype=torch.int64)
+    rows = ASKED[:2].flatten(1)
+    sent = Representations(rows, labels) if single else Prototypes(rows[:1], labels[:1])
+    seen = observe(sent, module=nn.Flatten())
+    steps = attacks.get("membership")().adapts(seen)["rows"]
+    assert (RandomRounding in steps) is single and Noise in steps
 
 
 def test_rows_that_no_upload_holds_were_not_defended():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import attacks
-from fedre_privacy.attacks.common.channels import clip_rows
+from fedre_privacy.attacks.common.channels import clip_rows, rows_resent
 from fedre_privacy.core.artifacts import Artifact, Counts, EntangledRep, Prototypes, Representations
 from fedre_privacy.core.channels import (
     Channel,
@@ -18,6 +18,7 @@ from fedre_privacy.core.channels import (
     Masking,
     Noise,
     RandomChange,
+    RandomRounding,
 )
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Candidates, KnownDefense, Observation, Upload
@@ -207,6 +208,20 @@ def test_single_rows_are_compared_with_candidates_as_they_are_sent(steps):
     seen = observe(Representations(rows, LABELS[chosen]))
     found = attacks.get("nearest-candidate")()(told(seen, *steps)).scores
     assert float((found.argmax(1) == chosen).float().mean()) > 0.95
+
+
+def test_rounding_at_random_is_noise():
+    chosen = torch.arange(0, len(ASKED), 6)
+    step = RandomRounding(levels=12)
+    reps, draws = Uneven()(ASKED[chosen]), torch.Generator().manual_seed(0)
+    rows = rows_resent(Channel(rows=(step,)), reps, reps, draws)
+    seen = observe(Representations(rows, LABELS[chosen]))
+    seen = replace(seen, extractors={(0, 1): Uneven()})
+    known, unknown = (
+        attacks.get("nearest-candidate")()(one).scores for one in (told(seen, step), seen)
+    )
+    found, missed = (float((one.argmax(1) == chosen).float().mean()) for one in (known, unknown))
+    assert found > 0.9 and found > missed + 0.2, (found, missed)
 
 
 def test_rows_that_no_upload_holds_were_not_defended():
