@@ -179,7 +179,7 @@ class MembershipInference(Attack):
         covered = torch.zeros(len(mine), dtype=torch.bool)
         together: dict[type[Artifact], list[tuple[Artifact, View]]] = {}
         counts = Counter(type(artifact) for r, artifact in sent if r in held)
-        alone = is_noisy(observation.channel) or is_masked(observation.channel.rows)
+        alone = is_noisy(observation.channel) or is_masked(observation.channel, "rows")
         joint = self.rounds_together and not self._traces and not alone
         tables = [(r, a) for r, a in sent if r in held and isinstance(a, ClassLogits)]
         if tables:

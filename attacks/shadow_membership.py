@@ -275,7 +275,7 @@ class _Scene:
 
     def _kept_coordinates(self, rows: Tensor) -> Tensor:
         """Which numbers of uploaded rows (k, d) a declared mask left (d,) bool."""
-        masked = any(isinstance(one, Masking) for one in usable(self.channel.rows))
+        masked = any(isinstance(one, Masking) for one in usable(self.channel, "rows"))
         return (rows != 0).any(0) if masked else torch.ones(rows.shape[1], dtype=torch.bool)
 
     def _undo_defences(self, rows: Tensor, made: Tensor, kept: Tensor) -> Tensor:

@@ -132,7 +132,7 @@ class Span(Attack):
                 features(model, name, part, context.device) for part in (asked.images[mine], images)
             )
             known = known[:: max(1, len(known) // self.aux)][: self.aux]
-            if is_masked(observation.channel.updates):
+            if is_masked(observation.channel, "updates"):
                 change = fill_in(change, known, self.ridge)
             shares = by_rows(own, known, change, self.ridge, self.floor)
             scores = shares.reshape(len(mine), -1).mean(1)

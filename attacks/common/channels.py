@@ -66,7 +66,7 @@ def update_as_sent(channel: Channel, *, directions: bool = False) -> Sent | None
         directions: only directions are compared, which bounds do not change: leave bounds out.
     """
     kinds = (Masking,) if directions else (ClippingStep, Masking)
-    steps = [step for step in usable(channel.updates) if isinstance(step, kinds)]
+    steps = [step for step in usable(channel, "updates") if isinstance(step, kinds)]
     if not steps:
         return None
 
@@ -145,7 +145,7 @@ def rows_resent(
     Args:
         upload: (m, d), the upload whose number of rows, mask and scale are taken.
     """
-    for step in usable(channel.rows):
+    for step in usable(channel, "rows"):
         if isinstance(step, ClippingStep):
             rows = clip_rows(rows, step.norm)
         elif isinstance(step, Noise):
@@ -157,7 +157,7 @@ def rows_resent(
         elif isinstance(step, RandomRounding):
             drawn = torch.rand(rows.shape, generator=generator).to(rows)
             rows = _apply_rounding(rows, step.levels, upload, drawn)
-    return rows
+    return rows * (upload != 0).any(0).to(rows) if is_masked(channel, "rows") else rows
 
 
 def row_as_compared(channel: Channel, reps: Tensor, wanted: Tensor) -> Tensor:
@@ -167,7 +167,7 @@ def row_as_compared(channel: Channel, reps: Tensor, wanted: Tensor) -> Tensor:
         wanted: (n, d), the uploaded rows; where they are 0 nothing was sent.
     """
     reps = bounded_each(channel, reps)
-    for step in usable(channel.rows):
+    for step in usable(channel, "rows"):
         if isinstance(step, ClippingStep):
             reps = clip_rows(reps, step.norm)
         elif isinstance(step, Masking):
@@ -277,13 +277,13 @@ def least_bound(steps: Sequence[Value]) -> float | None:
 
 def mask_factor(channel: Channel) -> float | None:
     """What those coordinates of rows that were sent were multiplied by; None without a mask."""
-    factors = [step.factor for step in usable(channel.rows) if isinstance(step, Masking)]
+    factors = [step.factor for step in usable(channel, "rows") if isinstance(step, Masking)]
     return math.prod(factors) if factors else None
 
 
-def is_masked(steps: Sequence[Value]) -> bool:
-    """Whether what is 0 was not sent, by what clients declared."""
-    return any(isinstance(step, Masking) for step in usable(steps))
+def is_masked(channel: Channel, place: str) -> bool:
+    """Whether what is 0 was not sent, by what clients declared of rows or updates."""
+    return any(isinstance(step, Masking) for step in usable(channel, place))
 
 
 def is_noisy(channel: Channel) -> bool:

@@ -50,7 +50,7 @@ class RowSteps:
         kept = torch.ones(rows.shape[1], dtype=torch.bool, device=rows.device)
         if upload is None:
             return cls(Channel(each=channel.each), rows, kept)
-        if is_masked(channel.rows):
+        if is_masked(channel, "rows"):
             finite = upload[upload.isfinite().all(1)]
             seen = (finite != 0).any(0)
             kept = seen if bool(seen.any()) else kept
@@ -79,7 +79,7 @@ class RowSteps:
             Rows (n, k); what a row was multiplied by, (n, 1); the variance of noise and of rounding
             on numbers after that is undone, (n, k), None without.
         """
-        steps = usable(self.channel.rows)
+        steps = usable(self.channel, "rows")
         noisy = any(isinstance(step, Noise | RandomRounding) for step in steps)
         gain = torch.ones(len(rows), 1).to(rows)
         variance = torch.zeros_like(rows)

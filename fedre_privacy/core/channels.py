@@ -31,8 +31,8 @@ class Masking:
     """Set some numbers to 0 and multiply the others by a factor.
 
     All vectors of an upload lose the same coordinates, or each its own. Which ones is seen, as
-    they are 0, unless noise or rounding comes after it (see `usable`). Attacks that send vectors of
-    their own anew keep the coordinates that any vector of the upload has.
+    they are 0, or hold nothing but noise of a known size (see `mask_is_hidden`). Attacks that send
+    vectors of their own anew keep the coordinates that any vector of the upload has.
     """
 
     word: ClassVar[str] = "mask"
@@ -249,14 +249,22 @@ _BY_NAME: dict[str, type[Step]] = {
 _COVERING = (Noise, UnknownNoise, RandomRounding)
 
 
-def mask_is_hidden(step: Step, later: Sequence[Step]) -> bool:
-    """Whether a mask cannot be seen: noise or rounding comes after it, so that no zero stays 0."""
-    return isinstance(step, Masking) and any(isinstance(one, _COVERING) for one in later)
+def mask_is_hidden(step: Step, later: Sequence[Step], place: str) -> bool:
+    """Whether noise or rounding after a mask keeps the server from seeing what was not sent.
 
+    Of rows it does so only if its size cannot be told: what holds nothing but noise of a known size
+    is recognised there (`attacks.common.hidden_masks`).
 
-def usable(steps: Sequence[Value]) -> list[Value]:
-    """Leave out masks that cannot be seen."""
-    return [step for i, step in enumerate(steps) if not mask_is_hidden(step, steps[i + 1 :])]
+    Args:
+        later: all steps after it. place: where they act, one of `PLACES`.
+    """
+    if not isinstance(step, Masking):
+        return False
+    if place != "rows":
+        return any(isinstance(one, _COVERING) for one in later)
+    known = [n for n, one in enumerate(later) if isinstance(one, Noise | RandomRounding)]
+    changed = known and any(isinstance(one, ClippingStep) for one in later[known[0] :])
+    return bool(changed) or any(isinstance(one, UnknownNoise) for one in later)
 
 
 StepsAt = dict[str, tuple[type[Step], ...]]
@@ -342,3 +350,13 @@ class Channel:
 
 NOTHING = Channel()
 """The channel of what is sent as it is."""
+
+
+def usable(channel: Channel, place: str) -> list[Value]:
+    """Steps on rows or updates, without masks that cannot be seen."""
+    steps = channel.at(place)
+    return [
+        step
+        for i, step in enumerate(steps)
+        if isinstance(step, _VALUES) and not mask_is_hidden(step, steps[i + 1 :], place)
+    ]

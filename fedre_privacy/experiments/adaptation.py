@@ -49,7 +49,7 @@ def adaptations(attack: Attack, observation: Observation) -> tuple[Adaptation, .
         for place in PLACES:
             steps = known.channel.at(place)
             for at, step in enumerate(steps, 1):
-                hidden = mask_is_hidden(step, (*steps[at:], *after.at(place)))
+                hidden = mask_is_hidden(step, (*steps[at:], *after.at(place)), place)
                 if isinstance(step, adapts.get(place, ())) and not hidden:
                     used.append(step.word)
                 elif place in here:

@@ -36,6 +36,7 @@ def departure(source: TargetSource) -> str:
     for known in known_defenses(run):
         channel = channel.then(known.channel or NOTHING)
     random = any(isinstance(step, Noise | UnknownNoise | RandomRounding) for step in channel.rows)
+    random |= any(step.random for step in channel.extractor)
     if random or source.round not in run.kept_rounds():
         return ""
     errors, cosines, nouns = [], [], []

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fedre_privacy.attacks.base import can_read, mismatch, needed_for
+from fedre_privacy.attacks.common.hidden_masks import with_masks_shown
 from fedre_privacy.core.errors import IncompatibleError, MissingInputError
 from fedre_privacy.core.rng import derive
 from fedre_privacy.core.types import (
@@ -100,7 +101,7 @@ def prepare_external(given: ExternalUploads, settings: AttackSettings) -> Trial:
         given = _rows_checked(given, targets, extractors, public)
     given = dataclasses.replace(given, notes=(*given.notes, *given.findings.notes))
     threat = given.findings.known_to(threat)
-    observation = Observation(
+    observed = Observation(
         threat=threat,
         targets=targets,
         uploads=given.uploads,
@@ -115,6 +116,7 @@ def prepare_external(given: ExternalUploads, settings: AttackSettings) -> Trial:
         images_per_target=given.images_per_target if seeks_images else 0,
         defenses=given.assumed if settings.evaluation.attacker == ADAPTIVE else (),
     )
+    observation = with_masks_shown(observed)
     kind = (
         "update"
         if given.images_per_target

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fedre_privacy.attacks.common.hidden_masks import with_masks_shown
 from fedre_privacy.core.artifact_schema import Role
 from fedre_privacy.core.channels import NOTHING, Channel
 from fedre_privacy.core.config import plain, plain_plugin
@@ -127,7 +128,7 @@ def observe(
         if Knowledge.HEADS in threat.grants:
             heads = kept_extractors(run, clients, held, HEAD)
     aux_granted = Knowledge.AUX_DATA in threat.grants
-    return Observation(
+    observation = Observation(
         threat=threat,
         targets=tuple(targets),
         uploads=tuple(u for u in uploads if u.round <= round),
@@ -157,6 +158,7 @@ def observe(
         heads=heads,
         properties=properties,
     )
+    return with_masks_shown(observation)
 
 
 KNOWN_FOR_SHADOWS = {Knowledge.HEAD, Knowledge.TRAINING, Knowledge.ARCHITECTURE}

@@ -196,6 +196,8 @@ def told_truly(run, name, **settings):
     naive = replace(
         trial.observation,
         defenses=(),
+        targets=unaware.targets,
+        uploads=unaware.uploads,
         rehearse=unaware.rehearse,
         extractors=unaware.extractors,
         models=unaware.models,
@@ -273,10 +275,21 @@ def test_of_two_stages_each_is_told(defended):
     )
 
 
-def test_a_mask_that_noise_covers_is_not_used(tiny, tmp_path):
-    given = ["mask:keep=0.5", "quantise:bits=4"]
+@pytest.mark.parametrize(
+    ("over", "says"),
+    [
+        (["quantise:bits=4"], "adaptive to mask; knows quantise, does not use it"),
+        (["gaussian:clip=1,noise=0.001"], "adaptive to mask, gaussian (bound; not noise)"),
+        (
+            ["gaussian:clip=0.02,noise=0.001", "clip:norm=0.01"],
+            "adaptive to gaussian (bound; not noise), clip; knows mask, does not use it",
+        ),
+    ],
+)
+def test_a_mask_is_used_where_the_size_of_noise_over_it_is_known(over, says, tiny, tmp_path):
+    given = ["mask:keep=0.5", *over]
     run = train(tiny(protocol={"name": "fedgh"}, defense=given), runs=tmp_path)
-    assert sentence(told_truly(run, "dip")) == "knows mask, quantise, does not use them"
+    assert sentence(told_truly(run, "dip")) == says
 
 
 def test_what_an_attack_on_linear_layers_knows_it_does_not_use():

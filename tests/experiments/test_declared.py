@@ -126,6 +126,8 @@ def test_built_in_protocols_upload_what_they_declare(tiny: Any, tmp_path: Path, 
         {"protocol": "fedgh", "defense": "mask"},
         {"protocol": "fedgh", "defense": "gaussian:clip=1,noise=1"},
         {"protocol": "fedallrep"},
+        {"protocol": "fedallrep", "defense": "shredder:strength=1"},
+        {"protocol": "fedgh", "defense": "cem:noise=1"},
     ],
 )
 def test_declared_bounds_masks_and_noise_are_no_departure(
