@@ -246,25 +246,22 @@ _BY_NAME: dict[str, type[Step]] = {
     kind.__name__: kind for kinds in PLACES.values() for kind in kinds
 }
 
-_COVERING = (Noise, UnknownNoise, RandomRounding)
-
 
 def mask_is_hidden(step: Step, later: Sequence[Step], place: str) -> bool:
-    """Whether noise or rounding after a mask keeps the server from seeing what was not sent.
+    """Whether a mask cannot be seen: what comes over what was not sent has no known size.
 
-    Of rows it does so only if its size cannot be told: what holds nothing but noise of a known size
-    is recognised there (`attacks.common.hidden_masks`).
+    What holds nothing but noise of a known size is recognised (`attacks.common.hidden_masks`).
+    Rounding of updates counts as unknown, as its size differs from tensor to tensor.
 
     Args:
         later: all steps after it. place: where they act, one of `PLACES`.
     """
     if not isinstance(step, Masking):
         return False
-    if place != "rows":
-        return any(isinstance(one, _COVERING) for one in later)
-    known = [n for n, one in enumerate(later) if isinstance(one, Noise | RandomRounding)]
-    changed = known and any(isinstance(one, ClippingStep) for one in later[known[0] :])
-    return bool(changed) or any(isinstance(one, UnknownNoise) for one in later)
+    unknown = (UnknownNoise, RandomRounding) if place == "updates" else (UnknownNoise,)
+    noisy = [n for n, one in enumerate(later) if isinstance(one, Noise | RandomRounding)]
+    changed = noisy and any(isinstance(one, ClippingStep) for one in later[noisy[0] :])
+    return bool(changed) or any(isinstance(one, unknown) for one in later)
 
 
 StepsAt = dict[str, tuple[type[Step], ...]]

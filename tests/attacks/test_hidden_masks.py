@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedre_privacy.attacks.common.hidden_masks import sent_coordinates, with_masks_shown
-from fedre_privacy.core.artifacts import EntangledRep, Prototypes
+from fedre_privacy.attacks.common.hidden_masks import sent_numbers, with_masks_shown
+from fedre_privacy.core.artifacts import EntangledRep, GradientState, ModelState, Prototypes
 from fedre_privacy.core.channels import (
     Channel,
     ClippingStep,
@@ -20,7 +20,7 @@ from fedre_privacy.core.channels import (
     Value,
 )
 from fedre_privacy.core.rng import stream
-from fedre_privacy.core.types import KnownDefense, Observation, Upload
+from fedre_privacy.core.types import Broadcast, KnownDefense, Observation, Upload
 from fedre_privacy.threats.base import threats
 
 WIDTH, SHARE = 400, 0.3
@@ -45,7 +45,7 @@ def under_noise(rows: Tensor, ratio: float, seed: int = 0) -> tuple[Tensor, Nois
 def test_one_mask_of_all_rows_is_found(count, ratio):
     rows, sent = masked(count, own=False)
     seen, noise = under_noise(rows, ratio)
-    told = sent_coordinates((Masking(), noise), seen)
+    told = sent_numbers((Masking(), noise), seen)
     assert bool((told == told[0]).all())
     assert float((told != sent).float().mean()) < 0.05
 
@@ -55,7 +55,7 @@ def test_one_mask_of_all_rows_is_found(count, ratio):
 def test_a_mask_of_each_row_is_found_where_something_was_sent(count, ratio):
     rows, sent = masked(count, own=True)
     seen, noise = under_noise(rows, ratio)
-    told = sent_coordinates((Masking(), noise), seen)
+    told = sent_numbers((Masking(), noise), seen)
     assert float(told[~sent].float().mean()) < 0.02
     long = rows > 4 * noise.std
     assert long.sum() > 20 * count and float(told[long].float().mean()) > 0.95
@@ -68,7 +68,7 @@ def test_rounding_at_random_hides_no_mask_unless_it_is_coarse(levels):
     places = (rows / most + 1) / 2 * (levels - 1)
     places = (places + torch.rand(rows.shape, generator=stream(0, "rounding"))).floor()
     seen = (places.clamp(0, levels - 1) / (levels - 1) * 2 - 1) * most
-    told = sent_coordinates((Masking(), RandomRounding(levels)), seen)
+    told = sent_numbers((Masking(), RandomRounding(levels)), seen)
     if levels % 2:  # 0 is a level and stays 0
         assert bool(told.all()) and bool((seen[~sent] == 0).all())
     elif levels == 4:
@@ -81,11 +81,11 @@ def test_rounding_at_random_hides_no_mask_unless_it_is_coarse(levels):
 def test_nothing_is_taken_for_empty_where_noise_drowns_it_or_nothing_else_came(count):
     rows, _ = masked(count, own=True)
     seen, noise = under_noise(rows, 4.0)
-    assert bool(sent_coordinates((Masking(), noise), seen).all())
+    assert bool(sent_numbers((Masking(), noise), seen).all())
     alone = noise.std * torch.randn(count, WIDTH, generator=stream(1, "alone"))
-    assert bool(sent_coordinates((Masking(), noise), alone).all())
+    assert bool(sent_numbers((Masking(), noise), alone).all())
     bad = torch.full((count, WIDTH), torch.nan)
-    assert bool(sent_coordinates((Masking(), noise), bad).all())
+    assert bool(sent_numbers((Masking(), noise), bad).all())
 
 
 def observed(*steps: Value) -> Observation:
@@ -130,3 +130,32 @@ def test_masks_that_are_seen_or_cannot_be_leave_uploads_as_they_are(steps):
     assert with_masks_shown(seen) is seen
     naive = replace(seen, defenses=())
     assert with_masks_shown(naive) is naive
+
+
+@pytest.mark.parametrize("kind", [GradientState, ModelState])
+def test_pruned_numbers_of_updates_are_found_under_noise(kind):
+    draws = stream(0, "update")
+    before = {"a": torch.randn(60, 50, generator=draws), "b": torch.randn(50, generator=draws)}
+    change = {name: torch.randn(t.shape, generator=draws) ** 3 for name, t in before.items()}
+    limit = torch.cat([t.abs().flatten() for t in change.values()]).quantile(0.9)
+    pruned = {name: t * (t.abs() > limit) for name, t in change.items()}
+    noisy = {n: t + 0.3 * torch.randn(t.shape, generator=draws) for n, t in pruned.items()}
+    received = before if kind is ModelState else {n: torch.zeros_like(t) for n, t in before.items()}
+    upload = Upload(0, 1, (kind({n: received[n] + t for n, t in noisy.items()}),))
+    seen = replace(
+        observed(Masking(), Noise(0.02)),
+        targets=(upload,),
+        uploads=(upload,),
+        broadcasts=(Broadcast(1, (0,), (ModelState(before),)),),
+        defenses=(KnownDefense("own", {}, Channel(updates=(Masking(), Noise(0.3)))),),
+    )
+    shown = with_masks_shown(seen)
+    for uploads in (shown.targets, shown.uploads):
+        for name, tensor in uploads[0].artifacts[0].tensors().items():
+            own = name.split("/")[-1]
+            right = (tensor == received[own]) == (pruned[own] == 0)
+            assert float(right.float().mean()) > 0.99
+    blind = replace(seen, broadcasts=())
+    same = with_masks_shown(blind).targets[0].artifacts[0].tensors()
+    sent = upload.artifacts[0].tensors()
+    assert all(torch.equal(same[n], sent[n]) for n in sent) == (kind is ModelState)

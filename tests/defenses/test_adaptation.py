@@ -292,6 +292,19 @@ def test_a_mask_is_used_where_the_size_of_noise_over_it_is_known(over, says, tin
     assert sentence(told_truly(run, "dip")) == says
 
 
+@pytest.mark.parametrize(
+    ("over", "says"),
+    [
+        ("gaussian:clip=1,noise=0.0001", "adaptive to prune; knows gaussian, does not use it"),
+        ("quantise:bits=4", "knows prune, quantise, does not use them"),
+    ],
+)
+def test_a_mask_of_updates_is_used_under_noise_and_not_under_rounding(over, says, tiny, tmp_path):
+    given = ["prune:keep=0.1", over]
+    run = train(tiny(protocol={"name": "fedsgd"}, defense=given), runs=tmp_path)
+    assert sentence(told_truly(run, "inverting-gradients")) == says
+
+
 def test_what_an_attack_on_linear_layers_knows_it_does_not_use():
     torch.manual_seed(0)
     model = SplitModel(nn.Flatten(), nn.Linear(64, 8), dim=8, num_classes=10, normalise=Normalise())
