@@ -25,8 +25,9 @@ from fedre_privacy.core.outcomes import RecoveredPrototypes
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, attacks
-from .common.channels import LOUDEST_FIRST, WHOLE, clip_rows, least_bound, mask_factor, noise_ratios
+from .common.channels import LOUDEST_FIRST, least_bound, mask_factor, noise_ratios
 from .common.client_messages import messages_of
+from .common.row_steps import row_gains
 from .mixtures.aux_features import aux_reps, class_means, knows_class_means
 from .mixtures.gaussian_solver import most_likely_of_sent
 from .mixtures.linear_solver import SolvedPrototypes
@@ -118,18 +119,20 @@ class Average(Attack):
                 means = self._class_means(observation, context, client, heard, length)
             for label, seen in sent.items():
                 expected = torch.stack([means[r][label] for r, _ in seen]) if means else None
-                factor = 1.0
-                if bound is not None and expected is not None:
-                    if noisy or float(seen[-1][1].norm()) > WHOLE * bound:
-                        factor = max(1.0, float(expected[-1].norm()) / bound)
-                    expected = clip_rows(expected, bound)
+                there = torch.stack([parts[r] for r, _ in seen])
+                if expected is not None:
+                    own = torch.stack([row for _, row in seen])
+                    gains = row_gains(channel, own, there, expected)
+                    # noise is as long in every round of what is sent
+                    scales = gains[-1:].expand_as(gains) if noisy else gains
+                    expected = expected * gains / scales
+                    seen = [(r, row / by) for (r, row), by in zip(seen, scales, strict=True)]
+                elif masked is not None:
+                    seen = [(r, row / masked) for r, row in seen]
                 if masked is not None:
-                    sent_there = torch.stack([parts[r] for r, _ in seen])
-                    whole = [(r, row / masked) for r, row in seen]
-                    solved = _level_of_parts(whole, sent_there, expected, noisy)
+                    solved = _level_of_parts(seen, there, expected, noisy)
                 else:
                     solved = _level(seen, expected) if noisy else _newest(seen)
-                solved = SolvedPrototypes(solved.vectors * factor, solved.error * factor)
                 vectors.append(solved.vectors)
                 errors.append(solved.relative_error)
                 clients.append(client)

@@ -32,9 +32,9 @@ from .base import Attack, Context, SuiteEntry, attacks
 from .common.channels import (
     LOUDEST_FIRST,
     encoding_error,
+    is_masked,
     is_noisy,
     least_bound,
-    mask_factor,
     noise_ratios,
 )
 from .mixtures.alignment_checks import along_head, can_align, head_of, weaker_alignment_reasons
@@ -316,11 +316,9 @@ class Disentangle(Attack):
         alignment = None
         if reps:
             seen = [images_of(r) for r in reps]
-            factor, bound = mask_factor(channel), least_bound(channel.rows)
-            if factor is not None and by_round:
-                solved = solved_of_parts(
-                    mixing, seen, by_round, factor, is_noisy(channel), self.align_penalty
-                )
+            bound = least_bound(channel.rows)
+            if is_masked(channel, "rows") and by_round:
+                solved = solved_of_parts(mixing, seen, by_round, channel, self.align_penalty)
                 placed = solved.placed(mixing.classes, full.classes)
                 said = f"aligned, {plural(len(mixing.rounds), 'round')}, each coordinate where sent"
                 return _ClientAnswer(placed, rounds, mixing, [*notes, f"{who}: {said}"])

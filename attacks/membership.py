@@ -46,7 +46,8 @@ from .common.class_outputs import rounds_side_by_side
 from .common.client_messages import Sent, asked_of, image_keys, messages_of
 from .common.drawn_noise import noise_covariance
 from .common.frozen_modules import frozen_copy, outputs
-from .mixtures.candidate_views import RowSteps, Scene, View
+from .common.row_steps import RowSteps
+from .mixtures.candidate_views import Scene, View
 from .mixtures.class_statistics import SIZES
 from .mixtures.joint_test import alikeness
 from .mixtures.membership_scores import READERS, TOGETHER

@@ -36,7 +36,8 @@ from .common.channels import undo_smoothing, upload_behind, without_mixes
 from .common.client_messages import asked_of
 from .common.drawn_noise import noise_covariance
 from .common.frozen_modules import frozen_copy, outputs
-from .mixtures.candidate_views import RowSteps, Scene, View
+from .common.row_steps import RowSteps
+from .mixtures.candidate_views import Scene, View
 from .mixtures.class_statistics import NOISE, SIZES
 
 TINY = 1e-30

@@ -7,7 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedre_privacy.attacks.common.channels import LOUDEST_FIRST, WHOLE
+from fedre_privacy.attacks.common.channels import LOUDEST_FIRST, WHOLE, is_noisy
+from fedre_privacy.attacks.common.row_steps import row_gains
+from fedre_privacy.core.channels import Channel
 
 from .gaussian_solver import most_likely_of_sent
 from .linear_solver import SolvedPrototypes
@@ -19,8 +21,7 @@ def solved_of_parts(
     mixing: Mixing,
     seen: list[AuxImages],
     means: list[Tensor],
-    factor: float,
-    noisy: bool,
+    channel: Channel,
     penalty: float | None,
 ) -> SolvedPrototypes:
     """Prototypes where only some coordinates of each upload were sent.
@@ -31,15 +32,15 @@ def solved_of_parts(
     Args:
         seen: auxiliary images in each round.
         means: class means (n, d) in each round.
-        factor: by which the coordinates that were sent were multiplied.
-        noisy: whether noise was declared.
+        channel: what clients declared.
         penalty: of the maps between rounds, see `align`.
     """
     likely = (mixing.weights[:, None, :] @ torch.stack(means)).squeeze(1)
     sent = mixing.uploads != 0
-    filled = torch.where(sent, mixing.uploads / factor, likely)
+    whole = mixing.uploads / row_gains(channel, mixing.uploads, sent, likely)
+    filled = torch.where(sent, whole, likely)
     there = align(seen, filled, penalty)
-    noises = LOUDEST_FIRST if noisy else NOISES
+    noises = LOUDEST_FIRST if is_noisy(channel) else NOISES
     models = error_models(mixing.weights, there.errors, noises, there.scale)
     solved = most_likely_of_sent(models, there.uploads - mixing.weights @ means[-1], sent)
     return SolvedPrototypes(solved.vectors + means[-1], solved.error)
@@ -57,7 +58,8 @@ def undo_clipping(
     """Uploads carried over as if they had not been shortened to a bound.
 
     Args:
-        seen, means, noisy, penalty: as in `solved_of_parts`.
+        seen, means, penalty: as in `solved_of_parts`.
+        bound: to which uploads were shortened. noisy: whether noise was declared.
     """
     base = align(seen, torch.zeros_like(mixing.uploads), penalty).uploads
     carried = alignment.uploads - base
