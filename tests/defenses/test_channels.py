@@ -16,6 +16,7 @@ from fedre_privacy.attacks.common.channels import (
     update_as_sent,
     upload_behind,
 )
+from fedre_privacy.attacks.common.hidden_masks import with_masks_shown
 from fedre_privacy.attacks.common.objectives import l2rel
 from fedre_privacy.attacks.mixtures.linear_solver import total_least_squares
 from fedre_privacy.attacks.mixtures.masked_mixtures import factors_that_agree
@@ -172,11 +173,11 @@ def with_rows(artifact, rows):
     return replace(artifact, **{key: rows[0] if key == "rep" else rows})
 
 
-def strongly_observed(uploads, defense):
+def strongly_observed(uploads, *declared):
     aux = PUBLIC.repeat(20, 1) + 0.1 * torch.randn(200, 64, generator=rng(21))
     return observed(
         uploads[-1:], uploads, extractors={(0, u.round): nn.Flatten() for u in uploads},
-        aux=aux.reshape(-1, *SHAPE), aux_labels=torch.arange(10).repeat(20), defenses=(defense,),
+        aux=aux.reshape(-1, *SHAPE), aux_labels=torch.arange(10).repeat(20), defenses=declared,
     )  # fmt: skip
 
 
@@ -242,6 +243,33 @@ def test_coordinates_are_taken_from_the_rounds_that_had_them(name, rescale, send
     )  # fmt: skip
     drowned = attack(replace(given, targets=tuple(noise[-1:]), uploads=tuple(noise)), Context())
     assert relative(drowned.vectors, true) > 0.95 * floor
+
+
+@pytest.mark.parametrize("name", ["average", "disentangle"])
+@pytest.mark.parametrize("order", ["mask, clip", "clip, mask", "mask, gaussian"])
+def test_masks_and_bounds_are_undone_together(name, order, sending):
+    true = prototypes_near(0.5)
+    least = float(true.norm(dim=1).min())
+    bound = (0.6 if order == "clip, mask" else 0.3) * least
+    settings = {
+        "mask": {"keep": 0.3},
+        "clip": {"norm": bound, "where": "upload"},
+        "gaussian": {"clip": bound, "noise": 0.01},
+    }
+    applied = [(part, settings[part]) for part in order.split(", ")]
+
+    def sent(artifact, t):
+        for n, (part, given) in enumerate(applied):
+            artifact = defenses.get(part)(**given).defend(artifact, sending(), rng(10 * t + n))
+        return artifact
+
+    uploads = rounds_of(name, true, 24, sent)
+    seen = strongly_observed(uploads, *(known(part, **given) for part, given in applied))
+    attack = attacks.get(name)()
+    aware = relative(attack(with_masks_shown(seen), Context()).vectors, true)
+    naive = relative(attack(replace(seen, defenses=()), Context()).vectors, true)
+    floor = relative(PUBLIC[CLASSES], true)
+    assert naive > 0.5 and aware < 0.7 * floor, (naive, aware, floor)
 
 
 def _noise_like(artifact, seed):
