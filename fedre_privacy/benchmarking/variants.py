@@ -38,7 +38,7 @@ class Sweep(TypedDict, total=False):
     base: dict[str, Any]
     protocols: list[Part]
     schemes: list[Part]
-    defenses: list[Part | None]
+    defenses: list[Part | list[Part] | None]
     steerings: list[Part | None]
     vary: dict[str, dict[str, Any]]
     seeds: list[Count]
@@ -53,7 +53,7 @@ NEEDED = {
     "base": "a mapping of sections to their settings, such as {model: {name: cnn4}}",
     "protocols": f"{_NAMES}, such as [fedre, fedgh]",
     "schemes": f"{_NAMES}, such as [rap, rar]",
-    "defenses": f"{_NAMES}, such as [none, gaussian]",
+    "defenses": f"{_NAMES} or of chains, such as [none, gaussian, [clip, mask]]",
     "steerings": f"{_NAMES}, such as [none, null-head]",
     "vary": "a mapping of labels to settings, such as {one epoch: {train: {epochs: 1}}}",
     "seeds": "a list of whole numbers from 0, such as [0, 1, 2]",
@@ -112,7 +112,8 @@ def read_sweep(sweep: Values, base: Values, *, name: str) -> Benchmark:
             settings or objects;
             ``vary``: further variants, label to settings; ``base``, ``seeds``, ``attacks``,
             ``attackers`` (of defended trainings), ``targets``, ``name``. Protocols and schemes are
-            compared with each other; defences and steerings multiply them. A label says which
+            compared with each other; defences and steerings multiply them, and a list among the
+            defences is a chain, in the order in which clients apply it. A label says which
             server is active.
         base: settings given elsewhere; they win over the description's own.
 
@@ -250,6 +251,8 @@ def _label(chosen: Any) -> str:
 
 
 def _display_choice(chosen: Any) -> str:
+    if isinstance(chosen, list | tuple):
+        return " + ".join(map(_display_choice, chosen))
     return brief(chosen) if is_dataclass(chosen) else str(chosen)
 
 

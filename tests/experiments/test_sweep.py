@@ -89,6 +89,17 @@ def test_fedre_beside_its_own_schemes_is_named_once():
     assert without_repeats({"protocols": ["fedre"]}, {}) == {"protocols": ["fedre"]}
 
 
+def test_a_list_among_defences_is_a_chain_in_its_order():
+    chain = ["mask:keep=0.5", "quantise:bits=4"]
+    plain, chained, turned = plan_jobs(
+        wanted(protocols=["fedgh"], defenses=["none", chain, chain[::-1]])
+    )
+    assert plain.label == "fedgh" and not plain.training.defense
+    assert chained.label == "fedgh + mask:keep=0.5 + quantise:bits=4"
+    assert [one.name for one in chained.training.defense] == ["mask", "quantise"]
+    assert [one.name for one in turned.training.defense] == ["quantise", "mask"]
+
+
 def test_keys_and_emptiness_are_refused():
     with pytest.raises(ConfigError, match="Did you mean 'protocols'"):
         read_sweep({"protocol": ["fedre"]}, {}, name="x")
@@ -102,7 +113,8 @@ ODD = [
     {"base": "cnn4"}, {"base": 3}, {"base": [1]}, {"seeds": 5}, {"seeds": ["a"]}, {"seeds": [-1]},
     {"seeds": [True]}, {"seeds": [0.5]}, {"attacks": 3}, {"attacks": "labels"}, {"attacks": [3]},
     {"protocols": 3}, {"protocols": "fedre"}, {"protocols": {"name": "fedre"}}, {"protocols": [3]},
-    {"schemes": 3}, {"schemes": "rap"}, {"steerings": 3}, {"defenses": 3}, {"defenses": [["clip"]]},
+    {"schemes": 3}, {"schemes": "rap"}, {"steerings": 3}, {"defenses": 3}, {"defenses": [[3]]},
+    {"defenses": [[["clip"]]]},
     {"vary": 3}, {"vary": {"a": 1}}, {"vary": {"a": None}}, {"vary": ["a"]}, {"targets": "x"},
     {"targets": 0}, {"name": 3}, {"name": "../up"}, {"name": ""},
 ]  # fmt: skip
