@@ -47,7 +47,7 @@ from .mixtures.linear_solver import (
     ridge,
     total_least_squares,
 )
-from .mixtures.masked_mixtures import solved_of_parts, undo_clipping
+from .mixtures.masked_mixtures import solved_of_parts
 from .mixtures.mixing import Kind, Mixing, mixings
 from .mixtures.random_walk import NOISES as WALK_NOISES
 from .mixtures.random_walk import random_walk
@@ -104,9 +104,10 @@ class Disentangle(Attack):
     mean over rounds. Fixed weights (VAR, VAP, or weights drawn once) cannot be told apart by
     anybody and come back as NaN.
 
-    Of declared defences noise makes class means of auxiliary images the prior; uploads shortened to
-    a bound are lengthened and coordinates masked out left out of the equations, both with
-    ``aligned`` only. Recovered prototypes have certificates, see `certificates.certified`.
+    Of declared defences noise and rounding make class means of auxiliary images the prior; uploads
+    shortened to a bound are lengthened and coordinates masked out left out of the equations, both
+    with ``aligned`` only and without certificates. Other recovered prototypes have certificates,
+    see `certificates.certified`.
 
     Shape:      uploads (d,), encodings (C,) of T rounds; vectors (N, d), one per client and class
     Needs:      UPLOADS (aligned: ALL_EXTRACTORS, AUX_DATA; head_prior: HEAD)
@@ -171,7 +172,7 @@ class Disentangle(Attack):
         for mixing in found:
             means = knows_class_means(observation, mixing.client, int(mixing.rounds[-1]))
             if means and self.solver not in EXACT:
-                usable |= {Noise, UnknownNoise}
+                usable |= {Noise, UnknownNoise, RandomRounding}
             if means and self.solver in ("auto", "aligned") and can_align(observation, mixing):
                 usable |= {ClippingStep, Masking, LearntChange, RandomChange}
         own = super().adapts(observation)
@@ -316,21 +317,13 @@ class Disentangle(Attack):
         alignment = None
         if reps:
             seen = [images_of(r) for r in reps]
-            bound = least_bound(channel.rows)
-            if is_masked(channel, "rows") and by_round:
+            changed = is_masked(channel, "rows") or least_bound(channel.rows) is not None
+            if changed and by_round:
                 solved = solved_of_parts(mixing, seen, by_round, channel, self.align_penalty)
                 placed = solved.placed(mixing.classes, full.classes)
-                said = f"aligned, {plural(len(mixing.rounds), 'round')}, each coordinate where sent"
+                said = f"aligned, {plural(len(mixing.rounds), 'round')}, bounds and masks undone"
                 return _ClientAnswer(placed, rounds, mixing, [*notes, f"{who}: {said}"])
             alignment = align(seen, mixing.uploads, self.align_penalty)
-            if bound is not None and by_round:
-                alignment = undo_clipping(
-                    mixing, seen, by_round, alignment, bound, is_noisy(channel), self.align_penalty
-                )
-                notes.append(
-                    f"{who}: uploads shortened to {bound:g} taken as "
-                    f"{float(alignment.scale.mean()):.2f} times as long on average"
-                )
         means = None
         noisy = is_noisy(channel) and knows_class_means(
             observation, mixing.client, int(mixing.rounds[-1])

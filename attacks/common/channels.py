@@ -287,15 +287,14 @@ def is_masked(channel: Channel, place: str) -> bool:
 
 
 def is_noisy(channel: Channel) -> bool:
-    """Whether clients declared noise on rows, so that what is known beforehand weighs in."""
-    noisy = any(isinstance(step, Noise | UnknownNoise) for step in channel.rows)
+    """Whether clients declared noise or rounding of rows: what is known beforehand weighs in."""
+    noisy = any(isinstance(step, Noise | UnknownNoise | RandomRounding) for step in channel.rows)
     return noisy or any(step.random for step in channel.extractor)
 
 
 def noise_ratios(channel: Channel) -> tuple[float, ...] | None:
     """Noise over spread of prototypes to be tried by likelihood; None: as without a defence."""
-    rounded = any(isinstance(step, RandomRounding) for step in channel.rows)
-    return NOISES if rounded or is_noisy(channel) else None
+    return NOISES if is_noisy(channel) else None
 
 
 # --- label encodings -----------------------------------------------------------------------------

@@ -36,12 +36,10 @@ class RoundAlignment:
         uploads (T, d).
         errors (T, T): covariance over rounds of what the maps get wrong on an image left out, in
             units of the images' variance per dimension; zero for the round wanted.
-        scale (T,): by how much each upload, and so the noise on it, was multiplied.
     """
 
     uploads: Tensor
     errors: Tensor
-    scale: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +97,7 @@ def align(
     missed = torch.stack(errors).flatten(1)
     variance = wanted.var(0).sum().clamp(min=1e-300)
     covariance = missed @ missed.T / len(wanted) / variance
-    return RoundAlignment(torch.stack(carried), covariance, wanted.new_ones(len(carried)))
+    return RoundAlignment(torch.stack(carried), covariance)
 
 
 def _carry(
@@ -145,16 +143,20 @@ def solve_aligned(
         noises: tried, in units of the spread of the prototypes per dimension.
         centred: m is known to be 0.
     """
-    models = error_models(weights, alignment.errors, noises, alignment.scale)
+    models = error_models(weights, alignment.errors, noises)
     return most_likely(models, uploads, centred=centred)[0]
 
 
 def error_models(
-    weights: Tensor, errors: Tensor, noises: Sequence[float], scale: Tensor
+    weights: Tensor, errors: Tensor, noises: Sequence[float], scale: Tensor | None = None
 ) -> Iterator[Model]:
-    """The models of the grid, see `solve_aligned`."""
+    """The models of the grid, see `solve_aligned`.
+
+    Args:
+        scale: (T,) by how much each upload, and so the noise on it, was multiplied; None: 1.
+    """
     products = weights @ weights.T
-    own = scale.square().diag()
+    own = (weights.new_ones(len(weights)) if scale is None else scale.square()).diag()
     prior = weights.new_ones(weights.shape[1])
     for size, noise in product(ERRORS, noises):
         yield Model(products * (1 + size * errors) + noise**2 * own, weights.T, prior)

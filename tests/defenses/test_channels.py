@@ -19,7 +19,6 @@ from fedre_privacy.attacks.common.channels import (
 from fedre_privacy.attacks.common.hidden_masks import with_masks_shown
 from fedre_privacy.attacks.common.objectives import l2rel
 from fedre_privacy.attacks.mixtures.linear_solver import total_least_squares
-from fedre_privacy.attacks.mixtures.masked_mixtures import factors_that_agree
 from fedre_privacy.core.artifacts import EntangledRep, GradientState, Prototypes, Representations
 from fedre_privacy.core.channels import NOTHING, Channel, Noise, Rounding
 from fedre_privacy.core.types import Candidates, KnownDefense, Observation, Upload
@@ -246,8 +245,10 @@ def test_coordinates_are_taken_from_the_rounds_that_had_them(name, rescale, send
 
 
 @pytest.mark.parametrize("name", ["average", "disentangle"])
-@pytest.mark.parametrize("order", ["mask, clip", "clip, mask", "mask, gaussian"])
-def test_masks_and_bounds_are_undone_together(name, order, sending):
+@pytest.mark.parametrize(
+    "order", ["mask, clip", "clip, mask", "mask, gaussian", "clip", "quantise", "clip, quantise"]
+)
+def test_chains_are_undone_together(name, order, sending):
     true = prototypes_near(0.5)
     least = float(true.norm(dim=1).min())
     bound = (0.6 if order == "clip, mask" else 0.3) * least
@@ -255,6 +256,7 @@ def test_masks_and_bounds_are_undone_together(name, order, sending):
         "mask": {"keep": 0.3},
         "clip": {"norm": bound, "where": "upload"},
         "gaussian": {"clip": bound, "noise": 0.01},
+        "quantise": {"bits": 2},
     }
     applied = [(part, settings[part]) for part in order.split(", ")]
 
@@ -269,27 +271,11 @@ def test_masks_and_bounds_are_undone_together(name, order, sending):
     aware = relative(attack(with_masks_shown(seen), Context()).vectors, true)
     naive = relative(attack(replace(seen, defenses=()), Context()).vectors, true)
     floor = relative(PUBLIC[CLASSES], true)
-    assert naive > 0.5 and aware < 0.7 * floor, (naive, aware, floor)
+    assert aware < min(0.7 * floor, 0.85 * naive), (naive, aware, floor)
 
 
 def _noise_like(artifact, seed):
     return torch.randn(artifact.rows().shape, generator=rng(700 + seed))
-
-
-def test_factors_are_what_rounds_agree_on():
-    weights, true = mixed(12, 4)
-    factors = 1 + torch.rand(12, generator=rng(8), dtype=torch.float64)
-    uploads = (weights @ true) / factors[:, None]
-    base, sure = torch.zeros_like(uploads), torch.zeros(12, dtype=torch.bool)
-    guess = (factors * (1 + 0.1 * torch.randn(12, generator=rng(9)))).clamp(min=1)
-    found = factors_that_agree(weights, base, uploads, guess, sure)
-    ratio, before = found / factors, guess / factors
-    assert float(ratio.std()) < 0.2 * float(before.std())  # up to one common length
-    sure[3] = True
-    kept = factors_that_agree(weights, base, uploads, guess, sure)
-    assert float(kept[3]) == pytest.approx(float(guess[3]), rel=1e-3)
-    few = factors_that_agree(weights[:4], base[:4], uploads[:4], guess[:4], sure[:4])
-    assert torch.equal(few, guess[:4])  # as many rounds as classes agree on nothing
 
 
 def mixed(rounds, classes, seed=3):
