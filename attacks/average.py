@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedre_privacy.core.artifacts import Prototypes
 from fedre_privacy.core.channels import (
+    Channel,
     ClippingStep,
     LearntChange,
     Masking,
@@ -25,13 +26,15 @@ from fedre_privacy.core.outcomes import RecoveredPrototypes
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, attacks
-from .common.channels import LOUDEST_FIRST, least_bound, mask_factor, noise_ratios
+from .common.channels import LOUDEST_FIRST, is_masked, is_noisy, least_bound, mask_factor
 from .common.client_messages import messages_of
-from .common.row_steps import row_gains
 from .mixtures.aux_features import aux_reps, class_means, knows_class_means
 from .mixtures.gaussian_solver import most_likely_of_sent
 from .mixtures.linear_solver import SolvedPrototypes
+from .mixtures.masked_mixtures import solved_of_parts
+from .mixtures.mixing import Mixing
 from .mixtures.random_walk import random_walk, walk_models
+from .mixtures.round_alignment import RoundMaps, images_of, learn_maps, unlearnt_maps
 
 DRIFTS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """Drift of a prototype in a round, in units of the noise, of which only the ratio matters."""
@@ -48,14 +51,17 @@ class Average(Attack):
     through noise. The ratio of drift to noise is chosen by likelihood over all dimensions, and the
     answer is the walk's mean as of the last round. Who holds the client's extractors and labelled
     images (threat model strong) expects prototypes about the class means of those, the more so the
-    louder the noise, and lengthens what was shortened to a bound. Where only some coordinates were
-    sent each is taken from the rounds that had it. Without a declared defence (or with
+    louder the noise, carries earlier rounds over by maps learnt on them where their extractors are
+    held too, and lengthens what was shortened to a bound. Where only some coordinates were sent
+    each is taken from the rounds that had it. Without a declared defence (or with
     ``--attacker naive``) the last upload is the answer.
 
     Shape:      uploads (m, d) of T rounds; vectors (N, d), one per client and class
     Needs:      UPLOADS; with EXTRACTOR and AUX_DATA class means are the prior
     Recovers:   prototypes
-    Cost:       a few factorisations of a T x T matrix per prototype
+    Cost:       some hundred factorisations of a T x T matrix per prototype, times the dimension
+                where only some coordinates were sent; a pass and the maps of `disentangle` per
+                round whose extractor is held
     Reference:  Kalman, A new approach to linear filtering and prediction problems, 1960 (the
                 local level model); the loss of privacy by repeated noisy releases: Dwork, Roth,
                 The algorithmic foundations of differential privacy, 2014, 3.5.
@@ -97,42 +103,32 @@ class Average(Attack):
     def run(self, observation: Observation, context: Context) -> RecoveredPrototypes:
         last = {upload.client: upload.round for upload in observation.targets}
         channel = observation.channel
-        noisy, bound = noise_ratios(channel) is not None, least_bound(channel.rows)
+        noisy, bound = is_noisy(channel), least_bound(channel.rows)
         masked = mask_factor(channel)
         vectors, clients, labels, rounds, used, errors = [], [], [], [], [], []
         for client, kinds in messages_of(observation).items():
             sent: dict[int, list[tuple[int, Tensor]]] = {}
-            parts: dict[int, Tensor] = {}
+            uploads: dict[int, Tensor] = {}
             for round, artifact in kinds.get(Prototypes, []):
                 if isinstance(artifact, Prototypes) and round <= last[client]:
-                    parts[round] = (artifact.means != 0).any(0)
+                    uploads[round] = artifact.means.double()
                     for label, row in zip(artifact.labels.tolist(), artifact.means, strict=True):
                         if bool(row.isfinite().all()):
                             sent.setdefault(label, []).append((round, row.double()))
-            several = noisy or masked is not None
-            most = self.rounds if several else 1
+            changed = noisy or masked is not None or bound is not None
+            most = self.rounds if changed else 1
             sent = {label: seen[-(most or len(seen)) :] for label, seen in sorted(sent.items())}
-            means: dict[int, Tensor] = {}
-            if sent and (several or bound is not None):
-                heard = sorted({round for seen in sent.values() for round, _ in seen})
-                length = next(iter(sent.values()))[0][1].numel()
-                means = self._class_means(observation, context, client, heard, length)
+            known = self._known(observation, context, client, sent) if changed and sent else None
             for label, seen in sent.items():
-                expected = torch.stack([means[r][label] for r, _ in seen]) if means else None
-                there = torch.stack([parts[r] for r, _ in seen])
-                if expected is not None:
-                    own = torch.stack([row for _, row in seen])
-                    gains = row_gains(channel, own, there, expected)
-                    # noise is as long in every round of what is sent
-                    scales = gains[-1:].expand_as(gains) if noisy else gains
-                    expected = expected * gains / scales
-                    seen = [(r, row / by) for (r, row), by in zip(seen, scales, strict=True)]
+                held = [] if known is None else [(r, u) for r, u in seen if r in known.means]
+                if known is not None and held:
+                    seen = held
+                    solved = known.solve(client, label, seen, uploads, channel)
                 elif masked is not None:
-                    seen = [(r, row / masked) for r, row in seen]
-                if masked is not None:
-                    solved = _level_of_parts(seen, there, expected, noisy)
+                    there = torch.stack([(uploads[r] != 0).any(0) for r, _ in seen])
+                    solved = _level_of_parts([(r, row / masked) for r, row in seen], there, noisy)
                 else:
-                    solved = _level(seen, expected) if noisy else _newest(seen)
+                    solved = _level(seen) if noisy else _newest(seen)
                 vectors.append(solved.vectors)
                 errors.append(solved.relative_error)
                 clients.append(client)
@@ -158,71 +154,91 @@ class Average(Attack):
             ),
         )
 
-    def _class_means(
+    def _known(
         self,
         observation: Observation,
         context: Context,
         client: int,
-        rounds: list[int],
-        length: int,
-    ) -> dict[int, Tensor]:
-        """Class means (C, d) of auxiliary images in each round; nothing where they are unknown.
+        sent: dict[int, list[tuple[int, Tensor]]],
+    ) -> _Known | None:
+        """What auxiliary images tell of a client's rounds; None without extractor or labels.
 
-        Rounds whose extractor is not held take the last one's.
+        Rounds whose extractor is not held are left out where two or more are.
         """
-        last = rounds[-1]
-        if observation.aux_labels is None or not knows_class_means(observation, client, last):
-            return {}
-        held = [r for r in rounds if (client, r) in observation.extractors]
+        heard = sorted({round for seen in sent.values() for round, _ in seen})
+        if observation.aux_labels is None or not knows_class_means(observation, client, heard[-1]):
+            return None
+        held = [r for r in heard if (client, r) in observation.extractors]
+        length = next(iter(sent.values()))[0][1].numel()
+        reps = aux_reps(
+            observation, context.device, client, held, length=length, limit=self.aux_limit
+        )
         labels = observation.aux_labels[: self.aux_limit]
-        classes = torch.arange(observation.num_classes)
-        means = {}
-        for round in held:  # one at a time: few representations are in memory at once
-            (reps,) = aux_reps(
-                observation, context.device, client, [round], length=length, limit=self.aux_limit
-            )
-            means[round] = class_means(reps, labels, classes)
-        return {round: means.get(round, means[last]) for round in rounds}
+        means = [class_means(r, labels, torch.arange(observation.num_classes)) for r in reps]
+        if len(held) > 1:
+            maps = learn_maps([images_of(r) for r in reps])
+            return _Known(dict(zip(held, means, strict=True)), maps)
+        return _Known(dict.fromkeys(heard, means[-1]), unlearnt_maps(torch.tensor(heard)))
+
+
+@dataclass(frozen=True, eq=False)
+class _Known:
+    """What auxiliary images tell of a client's rounds, ascending.
+
+    Args:
+        means: class means (C, d) of each round.
+        maps: from each of these rounds to the last.
+    """
+
+    means: dict[int, Tensor]
+    maps: RoundMaps
+
+    def solve(
+        self,
+        client: int,
+        label: int,
+        seen: list[tuple[int, Tensor]],
+        uploads: dict[int, Tensor],
+        channel: Channel,
+    ) -> SolvedPrototypes:
+        """One class's prototype (1, d) as of the last round.
+
+        Args:
+            seen: rounds, and the prototype (d,) sent in each. uploads: (m, d) of each round.
+        """
+        at = [list(self.means).index(r) for r, _ in seen]
+        rounds = torch.tensor([r for r, _ in seen])
+        lasts = at[-1] == len(self.means) - 1
+        maps = self.maps.take(at) if lasts else unlearnt_maps(rounds)
+        rows = torch.stack([row for _, row in seen])
+        weights = rows.new_ones(len(seen), 1)
+        mixing = Mixing(client, rounds, torch.tensor([label]), weights, rows)
+        means = [self.means[r][label][None] for r, _ in seen]
+        own = [uploads[r] for r, _ in seen]
+        masked = is_masked(channel, "rows")
+        there = torch.stack([(one != 0).any(0) | (not masked) for one in own])
+        return solved_of_parts(mixing, maps, means, channel, there, own)
 
 
 def _newest(seen: list[tuple[int, Tensor]]) -> SolvedPrototypes:
     return SolvedPrototypes(seen[-1][1][None], torch.zeros(1, dtype=torch.float64))
 
 
-def _level(seen: list[tuple[int, Tensor]], expected: Tensor | None) -> SolvedPrototypes:
-    """The mean of a random walk seen through noise, as of the last round.
-
-    Args:
-        expected: (T, d) what it walks about, where that is known.
-    """
-    if len(seen) == 1 and expected is None:
+def _level(seen: list[tuple[int, Tensor]]) -> SolvedPrototypes:
+    """The mean of a random walk seen through noise, as of the last round."""
+    if len(seen) == 1:
         return _newest(seen)
     uploads = torch.stack([row for _, row in seen])
     rounds = torch.tensor([round for round, _ in seen])
     ones = uploads.new_ones(len(seen), 1)
-    if expected is None:
-        return random_walk(ones, uploads, rounds, drifts=DRIFTS, common=(0.0,), noises=(1.0,))
-    solved = random_walk(
-        ones,
-        uploads - expected,
-        rounds,
-        drifts=WALKED,
-        common=(0.0,),
-        noises=LOUDEST_FIRST,
-        centred=True,
-    )
-    return SolvedPrototypes(solved.vectors + expected[-1], solved.error)
+    return random_walk(ones, uploads, rounds, drifts=DRIFTS, common=(0.0,), noises=(1.0,))
 
 
-def _level_of_parts(
-    seen: list[tuple[int, Tensor]], sent: Tensor, expected: Tensor | None, noisy: bool
-) -> SolvedPrototypes:
+def _level_of_parts(seen: list[tuple[int, Tensor]], sent: Tensor, noisy: bool) -> SolvedPrototypes:
     """The same of uploads of which only some coordinates (T, d) were sent."""
     uploads = torch.stack([row for _, row in seen])
-    about = torch.zeros_like(uploads) if expected is None else expected
     models = walk_models(
         uploads.new_ones(len(seen), 1), torch.tensor([round for round, _ in seen]), -1, WALKED,
         (0.0,), LOUDEST_FIRST if noisy else (0.0,),
     )  # fmt: skip
-    solved = most_likely_of_sent(models, uploads - about, sent)
-    return SolvedPrototypes(solved.vectors + about[-1], solved.error)
+    return most_likely_of_sent(models, uploads, sent)

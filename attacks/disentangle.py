@@ -52,7 +52,7 @@ from .mixtures.mixing import Kind, Mixing, mixings
 from .mixtures.random_walk import NOISES as WALK_NOISES
 from .mixtures.random_walk import random_walk
 from .mixtures.round_alignment import NOISES as ALIGNED_NOISES
-from .mixtures.round_alignment import RoundAlignment, align, images_of, solve_aligned
+from .mixtures.round_alignment import RoundAlignment, align, images_of, learn_maps, solve_aligned
 from .mixtures.static_prototypes import static_prototypes
 
 STATIC = "static"
@@ -317,11 +317,16 @@ class Disentangle(Attack):
         alignment = None
         if reps:
             seen = [images_of(r) for r in reps]
-            changed = is_masked(channel, "rows") or least_bound(channel.rows) is not None
-            if changed and by_round:
-                solved = solved_of_parts(mixing, seen, by_round, channel, self.align_penalty)
+            parts = is_masked(channel, "rows") or least_bound(channel.rows) is not None
+            noisy = is_noisy(channel) and not encoding_error(channel)
+            if (parts or noisy) and by_round:
+                maps = learn_maps(seen, self.align_penalty)
+                sent = (mixing.uploads != 0) | (not is_masked(channel, "rows"))
+                solved = solved_of_parts(
+                    mixing, maps, by_round, channel, sent, list(mixing.uploads[:, None])
+                )
                 placed = solved.placed(mixing.classes, full.classes)
-                said = f"aligned, {plural(len(mixing.rounds), 'round')}, bounds and masks undone"
+                said = f"aligned, {plural(len(mixing.rounds), 'round')}, what clients did is undone"
                 return _ClientAnswer(placed, rounds, mixing, [*notes, f"{who}: {said}"])
             alignment = align(seen, mixing.uploads, self.align_penalty)
         means = None

@@ -211,9 +211,7 @@ def answers(trial: PrototypeTrial) -> Iterator[tuple[str, str, int, Tensor, Tens
         asked = {f"{k} n": min(k * len(mixing.classes), len(rounds)) for k in MULTIPLES}
         for name, count in {**asked, WHOLE: len(rounds)}.items():
             latest = mixing.take(torch.arange(len(rounds) - count, len(rounds)))
-            carried = RoundAlignment(
-                whole.uploads[-count:], whole.errors[-count:, -count:], whole.scale[-count:]
-            )
+            carried = RoundAlignment(whole.uploads[-count:], whole.errors[-count:, -count:])
             if seen.aux_labels is None:
                 raise ValueError("the auxiliary images have no labels")
             means = class_means(reps[-1], seen.aux_labels[:500], latest.classes)

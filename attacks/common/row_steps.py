@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -100,15 +101,24 @@ class RowSteps:
         return width.square() * (share * (1 - share)).clamp(min=1 / 6)
 
 
-def row_gains(channel: Channel, rows: Tensor, kept: Tensor, expected: Tensor) -> Tensor:
-    """What bounds and masks multiplied rows of different uploads by, (n, 1).
+def row_gains(
+    channel: Channel, rows: Tensor, kept: Tensor, expected: Tensor, uploads: Sequence[Tensor]
+) -> tuple[Tensor, Tensor | None]:
+    """What bounds and masks multiplied rows of different uploads by, (n, 1), and noise then.
 
     Args:
         rows: (n, d). kept: (n, d), whether a coordinate was sent.
         expected: (n, d), about what they would be without any step.
+        uploads: (m, d) each, in which the rows stood.
+
+    Returns:
+        The factors; the variance (n,) of a number, mean over those sent, after that is undone,
+        None where clients declared no noise or rounding of a known size.
     """
-    gains = [
-        RowSteps(channel, row[None], own).undo(row[None], about[None], single=False)[1]
-        for row, own, about in zip(rows, kept, expected, strict=True)
-    ]
-    return torch.cat(gains)
+    gains, variances = [], []
+    for row, own, about, upload in zip(rows, kept, expected, uploads, strict=True):
+        steps = RowSteps(channel, upload, own)
+        _, gain, variance = steps.undo(row[None], about[None], single=False)
+        gains.append(gain)
+        variances += [] if variance is None else [variance.mean()]
+    return torch.cat(gains), torch.stack(variances) if variances else None

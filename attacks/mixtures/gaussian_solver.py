@@ -28,11 +28,15 @@ class Model:
     """Covariances in units of the prototypes' variance per dimension.
 
     Shape: uploads (T, T); cross (n, T) of the prototypes sought with the uploads; prior (n,).
+
+    Args:
+        scale: that variance, None where it is not known. Only `most_likely_of_sent` reads it.
     """
 
     uploads: Tensor
     cross: Tensor
     prior: Tensor
+    scale: float | None = None
 
 
 def most_likely(
@@ -128,20 +132,24 @@ def most_likely_of_sent(models: Iterable[Model], uploads: Tensor, sent: Tensor) 
     """
     there = sent.T.to(uploads.dtype)  # (d, T)
     values = uploads.T * there
+    patterns, which = there.unique(dim=0, return_inverse=True)  # one factorisation for each
     eye = torch.eye(len(uploads), dtype=uploads.dtype)
     best: tuple[float, SolvedPrototypes] | None = None
     for model in models:
-        covariance = (model.uploads + JITTER * eye) * there[:, :, None] * there[:, None, :]
-        factor, bad = torch.linalg.cholesky_ex(covariance + (1 - there).diag_embed())
+        covariance = (model.uploads + JITTER * eye) * patterns[:, :, None] * patterns[:, None, :]
+        found, bad = torch.linalg.cholesky_ex(covariance + (1 - patterns).diag_embed())
         if bool(bad.any()):
             continue
+        factor = found[which]
         seen = torch.cholesky_solve(values[:, :, None], factor)
         cross = model.cross * there[:, None, :]  # (d, n, T)
         gain = torch.cholesky_solve(cross.mT, factor)
         variance = (model.prior - (cross.mT * gain).sum(1)).clamp(min=0).mean(0)
-        scale = (values * seen[:, :, 0]).sum() / there.sum().clamp(min=1)
+        quadratic, count = (values * seen[:, :, 0]).sum(), there.sum().clamp(min=1)
+        scale = quadratic / count if model.scale is None else quadratic.new_tensor(model.scale)
+        scale = scale.clamp(min=1e-300)
         log_determinant = 2 * factor.diagonal(dim1=1, dim2=2).log().sum()
-        likelihood = -0.5 * float(log_determinant + there.sum() * scale.clamp(min=1e-300).log())
+        likelihood = -0.5 * float(log_determinant + count * scale.log() + quadratic / scale)
         if best is None or likelihood > best[0] + MARGIN:
             solved = SolvedPrototypes((cross @ seen)[:, :, 0].T, (variance * scale).sqrt())
             best = (likelihood, solved)

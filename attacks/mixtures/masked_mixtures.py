@@ -2,48 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from fedre_privacy.attacks.common.channels import LOUDEST_FIRST, is_noisy
 from fedre_privacy.attacks.common.row_steps import row_gains
-from fedre_privacy.core.channels import Channel
+from fedre_privacy.core.channels import Channel, UnknownNoise
 
 from .gaussian_solver import most_likely_of_sent
 from .linear_solver import SolvedPrototypes
 from .mixing import Mixing
-from .round_alignment import NOISES, AuxImages, align, error_models
+from .round_alignment import NOISES, RoundMaps, error_models
 
+RATIOS = tuple(2.0**k for k in range(10, -9, -1))
+"""Noise of a known size over the spread of prototypes about class means, the loudest first."""
 PASSES = 2
 """The second expects what the first found; chosen on digits, seeds 0, 56 and 57."""
 
 
 def solved_of_parts(
     mixing: Mixing,
-    seen: list[AuxImages],
+    maps: RoundMaps,
     means: list[Tensor],
     channel: Channel,
-    penalty: float | None,
+    sent: Tensor,
+    uploads: Sequence[Tensor],
 ) -> SolvedPrototypes:
-    """Prototypes where uploads were shortened, or only some coordinates of each were sent.
+    """Prototypes where uploads were shortened, noised, rounded, or sent in part.
 
     Uploads are taken to have been shortened as mixtures of class means would be, then of what was
     found. What is missing is filled by these for the way to the last round, and not read there.
 
     Args:
-        seen: auxiliary images in each round.
+        maps: from each round to the last.
         means: class means (n, d) in each round.
         channel: what clients declared.
-        penalty: of the maps between rounds, see `align`.
+        sent: (T, d) bool, whether a number was sent.
+        uploads: (m, d) each, in which the mixtures stood.
     """
-    sent = mixing.uploads != 0
+    unsure = any(isinstance(step, UnknownNoise) for step in channel.rows)
+    unsure |= any(step.random for step in channel.extractor)
     noises = LOUDEST_FIRST if is_noisy(channel) else NOISES
     solved = SolvedPrototypes(torch.zeros_like(means[-1]), means[-1][:, 0])
     for _ in range(PASSES):
         likely = (mixing.weights[:, None, :] @ (torch.stack(means) + solved.vectors)).squeeze(1)
-        gains = row_gains(channel, mixing.uploads, sent, likely)
+        gains, variance = row_gains(channel, mixing.uploads, sent, likely, uploads)
         filled = torch.where(sent, mixing.uploads / gains, likely)
-        there = align(seen, filled, penalty)
-        models = error_models(mixing.weights, there.errors, noises, gains[:, 0].reciprocal())
-        solved = most_likely_of_sent(models, there.uploads - mixing.weights @ means[-1], sent)
+        own, known = gains[:, 0].square().reciprocal(), None
+        if variance is not None:
+            mean = float(variance.mean())
+            own, known = variance / mean, None if unsure else mean
+        tried = noises if known is None else RATIOS
+        models = error_models(mixing.weights, maps.errors, tried, own, known)
+        left = maps.carry(filled) - mixing.weights @ means[-1]
+        solved = most_likely_of_sent(models, left, sent)
     return SolvedPrototypes(solved.vectors + means[-1], solved.error)

@@ -69,41 +69,91 @@ def images_of(reps: Tensor) -> AuxImages:
     return AuxImages(reps, centre, inputs, values.clamp(min=0), vectors, size)
 
 
-def align(
-    rounds: Sequence[AuxImages], uploads: Tensor, penalty: float | None = None, *, at: int = -1
-) -> RoundAlignment:
-    """Learn the maps to one round and carry the uploads over.
+@dataclass(frozen=True, eq=False)
+class RoundMaps:
+    """How representations of each round become those of one.
 
-    A map is the identity plus a ridge regression of the change, so what auxiliary images do not
-    span stays as it was.
+    Args:
+        maps: from each round, None where they stay as they are.
+        errors: (T, T), as in `RoundAlignment`.
+    """
+
+    maps: tuple[RoundMap | None, ...]
+    errors: Tensor
+
+    def carry(self, uploads: Tensor) -> Tensor:
+        """Uploads (T, d) carried to the round wanted."""
+        moved = [u if one is None else one(u) for one, u in zip(self.maps, uploads, strict=True)]
+        return torch.stack(moved)
+
+    def take(self, rounds: Sequence[int]) -> RoundMaps:
+        """Keep the rounds at these positions."""
+        at = torch.as_tensor(rounds)
+        return RoundMaps(tuple(self.maps[i] for i in rounds), self.errors[at][:, at])
+
+
+@dataclass(frozen=True, eq=False)
+class RoundMap:
+    """An affine map, the identity plus a regression of the change: shift (d,), weight (m, d)."""
+
+    images: AuxImages
+    shift: Tensor
+    weight: Tensor
+
+    def __call__(self, upload: Tensor) -> Tensor:
+        inputs = (upload - self.images.centre) @ self.images.inputs.T
+        return upload + self.shift + inputs @ self.weight
+
+
+def unlearnt_maps(rounds: Tensor) -> RoundMaps:
+    """Maps where extractors of earlier rounds are not held: what they did is error that adds up.
+
+    Args:
+        rounds: (T,) numbers of the rounds; the last is the one wanted.
+    """
+    age = (rounds[-1] - rounds).double()
+    return RoundMaps((None,) * len(rounds), torch.minimum(age[:, None], age[None]))
+
+
+def learn_maps(
+    rounds: Sequence[AuxImages], penalty: float | None = None, *, at: int = -1
+) -> RoundMaps:
+    """Learn the maps to one round.
+
+    What auxiliary images do not span stays as it was.
 
     Args:
         rounds: the same auxiliary images in each round.
-        uploads: (T, d) float64.
         penalty: relative to the mean squared norm of the centred representations; None chooses
             it for each round by the error on images left out.
-        at: position of the round wanted; the uploads of later ones are carried back to it.
+        at: position of the round wanted; uploads of later ones are carried back to it.
     """
     at = at % len(rounds)
     wanted = rounds[at].reps
-    carried, errors = [], []
-    for position, (images, upload) in enumerate(zip(rounds, uploads, strict=True)):
-        if position == at:
-            there, left_out = upload, torch.zeros_like(wanted)
-        else:
-            there, left_out = _carry(images, wanted, upload, penalty)
-        carried.append(there)
+    maps: list[RoundMap | None] = []
+    errors = []
+    for position, images in enumerate(rounds):
+        found = None
+        left_out = torch.zeros_like(wanted)
+        if position != at:
+            found, left_out = _learn(images, wanted, penalty)
+        maps.append(found)
         errors.append(left_out)
     missed = torch.stack(errors).flatten(1)
     variance = wanted.var(0).sum().clamp(min=1e-300)
-    covariance = missed @ missed.T / len(wanted) / variance
-    return RoundAlignment(torch.stack(carried), covariance)
+    return RoundMaps(tuple(maps), missed @ missed.T / len(wanted) / variance)
 
 
-def _carry(
-    images: AuxImages, wanted: Tensor, upload: Tensor, penalty: float | None
-) -> tuple[Tensor, Tensor]:
-    """An upload carried over, and the map's errors (m, d) on each image left out."""
+def align(
+    rounds: Sequence[AuxImages], uploads: Tensor, penalty: float | None = None, *, at: int = -1
+) -> RoundAlignment:
+    """Learn the maps to one round, see `learn_maps`, and carry uploads (T, d) float64 over."""
+    learnt = learn_maps(rounds, penalty, at=at)
+    return RoundAlignment(learnt.carry(uploads), learnt.errors)
+
+
+def _learn(images: AuxImages, wanted: Tensor, penalty: float | None) -> tuple[RoundMap, Tensor]:
+    """The map from a round's representations to those wanted (m, d); its errors left out."""
     values, vectors, size = images.values, images.vectors, images.size
     change = wanted - images.reps
     shift = change.mean(0)
@@ -119,7 +169,7 @@ def _carry(
     if best is None:
         raise ValueError("at least one penalty is needed")
     weight = vectors @ (rotated / (values + best[1] * size)[:, None])
-    return upload + shift + ((upload - images.centre) @ images.inputs.T) @ weight, best[2]
+    return RoundMap(images, shift, weight), best[2]
 
 
 def solve_aligned(
@@ -148,15 +198,23 @@ def solve_aligned(
 
 
 def error_models(
-    weights: Tensor, errors: Tensor, noises: Sequence[float], scale: Tensor | None = None
+    weights: Tensor,
+    errors: Tensor,
+    noises: Sequence[float],
+    own: Tensor | None = None,
+    known: float | None = None,
 ) -> Iterator[Model]:
     """The models of the grid, see `solve_aligned`.
 
     Args:
-        scale: (T,) by how much each upload, and so the noise on it, was multiplied; None: 1.
+        own: (T,) variance of the noise on each upload over the mean; None: 1.
+        known: that mean per dimension, where it is known; without it noise is of any size.
     """
     products = weights @ weights.T
-    own = (weights.new_ones(len(weights)) if scale is None else scale.square()).diag()
+    noise_of = (weights.new_ones(len(weights)) if own is None else own).diag()
     prior = weights.new_ones(weights.shape[1])
     for size, noise in product(ERRORS, noises):
-        yield Model(products * (1 + size * errors) + noise**2 * own, weights.T, prior)
+        if known is None or noise:
+            scale = None if known is None else known / noise**2
+            covariance = products * (1 + size * errors) + noise**2 * noise_of
+            yield Model(covariance, weights.T, prior, scale)

@@ -350,10 +350,19 @@ NOTHING = Channel()
 
 
 def usable(channel: Channel, place: str) -> list[Value]:
-    """Steps on rows or updates, without masks that cannot be seen."""
+    """Steps on rows or updates, without masks that cannot be seen.
+
+    Bounds come before rounding that they followed: a row that is shortened takes its levels with
+    it, which is about what rounding to levels of the shortened rows does.
+    """
     steps = channel.at(place)
-    return [
+    seen = [
         step
         for i, step in enumerate(steps)
         if isinstance(step, _VALUES) and not mask_is_hidden(step, steps[i + 1 :], place)
     ]
+    for i, step in enumerate(seen):
+        while isinstance(step, ClippingStep) and i and isinstance(seen[i - 1], RandomRounding):
+            seen[i - 1 : i + 1] = step, seen[i - 1]
+            i -= 1
+    return seen
