@@ -30,13 +30,13 @@ class Model:
     Shape: uploads (T, T); cross (n, T) of the prototypes sought with the uploads; prior (n,).
 
     Args:
-        scale: that variance, None where it is not known. Only `most_likely_of_sent` reads it.
+        least: of that variance, which is found by likelihood. Only `most_likely_of_sent` reads it.
     """
 
     uploads: Tensor
     cross: Tensor
     prior: Tensor
-    scale: float | None = None
+    least: float = 1e-300
 
 
 def most_likely(
@@ -146,8 +146,7 @@ def most_likely_of_sent(models: Iterable[Model], uploads: Tensor, sent: Tensor) 
         gain = torch.cholesky_solve(cross.mT, factor)
         variance = (model.prior - (cross.mT * gain).sum(1)).clamp(min=0).mean(0)
         quadratic, count = (values * seen[:, :, 0]).sum(), there.sum().clamp(min=1)
-        scale = quadratic / count if model.scale is None else quadratic.new_tensor(model.scale)
-        scale = scale.clamp(min=1e-300)
+        scale = (quadratic / count).clamp(min=model.least)
         log_determinant = 2 * factor.diagonal(dim1=1, dim2=2).log().sum()
         likelihood = -0.5 * float(log_determinant + count * scale.log() + quadratic / scale)
         if best is None or likelihood > best[0] + MARGIN:

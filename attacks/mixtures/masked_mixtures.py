@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedre_privacy.attacks.common.channels import LOUDEST_FIRST, is_noisy
+from fedre_privacy.attacks.common.channels import is_noisy
 from fedre_privacy.attacks.common.row_steps import row_gains
-from fedre_privacy.core.channels import Channel, UnknownNoise
+from fedre_privacy.core.channels import Channel
 
 from .gaussian_solver import most_likely_of_sent
 from .linear_solver import SolvedPrototypes
@@ -17,7 +17,7 @@ from .mixing import Mixing
 from .round_alignment import NOISES, RoundMaps, error_models
 
 RATIOS = tuple(2.0**k for k in range(10, -9, -1))
-"""Noise of a known size over the spread of prototypes about class means, the loudest first."""
+"""Noise over the spread of prototypes about class means, the loudest first."""
 PASSES = 2
 """The second expects what the first found; chosen on digits, seeds 0, 56 and 57."""
 
@@ -42,20 +42,15 @@ def solved_of_parts(
         sent: (T, d) bool, whether a number was sent.
         uploads: (m, d) each, in which the mixtures stood.
     """
-    unsure = any(isinstance(step, UnknownNoise) for step in channel.rows)
-    unsure |= any(step.random for step in channel.extractor)
-    noises = LOUDEST_FIRST if is_noisy(channel) else NOISES
+    noises = RATIOS if is_noisy(channel) else NOISES
     solved = SolvedPrototypes(torch.zeros_like(means[-1]), means[-1][:, 0])
     for _ in range(PASSES):
         likely = (mixing.weights[:, None, :] @ (torch.stack(means) + solved.vectors)).squeeze(1)
         gains, variance = row_gains(channel, mixing.uploads, sent, likely, uploads)
         filled = torch.where(sent, mixing.uploads / gains, likely)
-        own, known = gains[:, 0].square().reciprocal(), None
-        if variance is not None:
-            mean = float(variance.mean())
-            own, known = variance / mean, None if unsure else mean
-        tried = noises if known is None else RATIOS
-        models = error_models(mixing.weights, maps.errors, tried, own, known)
+        own = gains[:, 0].square().reciprocal() if variance is None else variance
+        least = 0.0 if variance is None else float(variance.mean())
+        models = error_models(mixing.weights, maps.errors, noises, own / own.mean(), least)
         left = maps.carry(filled) - mixing.weights @ means[-1]
         solved = most_likely_of_sent(models, left, sent)
     return SolvedPrototypes(solved.vectors + means[-1], solved.error)

@@ -25,6 +25,7 @@ PENALTIES = (3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0)
 """Penalties tried, relative to the mean squared norm of the centred representations."""
 ERRORS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 """Size of the maps' errors on prototypes tried, relative to single images."""
+TINY = 1e-300
 NOISES = (0.0, 1e-4, 1e-3, 1e-2, 0.1, 0.3, 1.0)
 
 
@@ -202,19 +203,18 @@ def error_models(
     errors: Tensor,
     noises: Sequence[float],
     own: Tensor | None = None,
-    known: float | None = None,
+    least: float = 0.0,
 ) -> Iterator[Model]:
     """The models of the grid, see `solve_aligned`.
 
     Args:
         own: (T,) variance of the noise on each upload over the mean; None: 1.
-        known: that mean per dimension, where it is known; without it noise is of any size.
+        least: that mean per dimension is at least this.
     """
     products = weights @ weights.T
     noise_of = (weights.new_ones(len(weights)) if own is None else own).diag()
     prior = weights.new_ones(weights.shape[1])
     for size, noise in product(ERRORS, noises):
-        if known is None or noise:
-            scale = None if known is None else known / noise**2
-            covariance = products * (1 + size * errors) + noise**2 * noise_of
-            yield Model(covariance, weights.T, prior, scale)
+        covariance = products * (1 + size * errors) + noise**2 * noise_of
+        spread = max(least / noise**2, TINY) if noise else TINY
+        yield Model(covariance, weights.T, prior, spread)
