@@ -44,10 +44,11 @@ from fedre_privacy.eval.report import save_figure
 from fedre_privacy.eval.report.comparison import Column, Dot, comparison
 from fedre_privacy.protocols.base import protocols
 
+MIXED = "lite0-2"
 MODELS: Mapping[str, tuple[str, str]] = {
     "lite0": ("efficientnet-lite0", "projection"),
     "lite0-head": ("efficientnet-lite0", "head"),
-    "lite0-2": ("efficientnet-lite0,efficientnet-lite1,efficientnet-lite2", "projection"),
+    MIXED: ("efficientnet-lite0,efficientnet-lite1,efficientnet-lite2", "projection"),
 }
 """Architectures, and what clients train of them."""
 WITH_PROJECTION = (
@@ -111,7 +112,7 @@ def cells(rounds: int, per_class: int) -> list[Cell]:
     found = []
     for partition, models, seed in itertools.product(PARTITIONS, MODELS, SEEDS):
         for protocol in WITH_HEAD if MODELS[models][1] == "head" else WITH_PROJECTION:
-            if models != "lite0-2" or protocol not in ONE_ARCHITECTURE:
+            if models != MIXED or protocol not in ONE_ARCHITECTURE:
                 long = 1 if protocol in ONE_ROUND else rounds
                 found.append(Cell(models, protocol, partition, seed, long, per_class))
     return found
@@ -202,6 +203,8 @@ INTERVAL = re.compile(r"(\S+) \[(\S+), (\S+)\], n")
 def figure(lines: Sequence[Sequence[str]], path: Path) -> None:
     """Differences to training alone: protocols in rows, partitions and test sets in columns.
 
+    Rows of `MIXED` are left to the table: they are those of one architecture again.
+
     Args:
         lines: of the table, without its header.
         path: of the files without their endings.
@@ -209,7 +212,7 @@ def figure(lines: Sequence[Sequence[str]], path: Path) -> None:
     told = {
         (partition, f"{protocol.strip('`')}, {models}"): {"own": own, "shared": shared}
         for partition, models, protocol, _, _, own, _, shared, *_ in lines
-        if protocol != "`local`"
+        if protocol != "`local`" and models != MIXED
     }
     partitions = dict.fromkeys(partition for partition, _ in told)
     ways = list(dict.fromkeys(way for _, way in sorted(told, key=lambda one: one[0], reverse=True)))
