@@ -19,6 +19,8 @@ from .linear_solver import SolvedPrototypes, share_predicted
 
 MARGIN = 1.0
 """How much likelier (nats) a later model must be: where uploads cannot tell, the first holds."""
+WORK, LEAST_DIMS = 2_000_000, 64
+"""Dimensions times rounds cubed by which a model is chosen at most, and dimensions at least."""
 JITTER = 1e-11
 """Least noise variance relative to the prototypes' spread; keeps factorisations definite."""
 
@@ -125,33 +127,62 @@ def most_likely_of_sent(models: Iterable[Model], uploads: Tensor, sent: Tensor) 
     """Answer where only some numbers of each upload were sent; the mean is known to be 0.
 
     Every dimension has a covariance of its own, that of the uploads in which it was sent. A
-    dimension that never was is answered by 0.
+    dimension that never was is answered by 0. Of many rounds the model is chosen by some of the
+    dimensions, see `WORK`.
 
     Args:
         uploads: (T, d); what was not sent is not read. sent: (T, d) bool.
     """
-    there = sent.T.to(uploads.dtype)  # (d, T)
+    rounds, dims = uploads.shape
+    if bool(sent.all()):
+        basis, columns = torch.linalg.qr(uploads.T)
+        best = _choose(models, columns, torch.ones_like(columns), dims)
+        solved, _ = _condition_on_sent(best, columns, torch.ones_like(columns), dims)
+        return SolvedPrototypes(solved.vectors @ basis.T, solved.error)
+    there = sent.T.to(uploads.dtype)
     values = uploads.T * there
-    patterns, which = there.unique(dim=0, return_inverse=True)  # one factorisation for each
-    eye = torch.eye(len(uploads), dtype=uploads.dtype)
-    best: tuple[float, SolvedPrototypes] | None = None
+    step = -(-dims // max(LEAST_DIMS, WORK // rounds**3))
+    best = _choose(models, values[::step], there[::step], len(values[::step]))
+    return _condition_on_sent(best, values, there, dims)[0]
+
+
+def _choose(models: Iterable[Model], values: Tensor, there: Tensor, dims: int) -> Model:
+    """The model in which what was sent is most likely, see `_condition_on_sent`."""
+    best: tuple[float, Model] | None = None
     for model in models:
-        covariance = (model.uploads + JITTER * eye) * patterns[:, :, None] * patterns[:, None, :]
-        found, bad = torch.linalg.cholesky_ex(covariance + (1 - patterns).diag_embed())
-        if bool(bad.any()):
-            continue
-        factor = found[which]
-        seen = torch.cholesky_solve(values[:, :, None], factor)
-        cross = model.cross * there[:, None, :]  # (d, n, T)
-        gain = torch.cholesky_solve(cross.mT, factor)
-        variance = (model.prior - (cross.mT * gain).sum(1)).clamp(min=0).mean(0)
-        quadratic, count = (values * seen[:, :, 0]).sum(), there.sum().clamp(min=1)
-        scale = (quadratic / count).clamp(min=model.least)
-        log_determinant = 2 * factor.diagonal(dim1=1, dim2=2).log().sum()
-        likelihood = -0.5 * float(log_determinant + count * scale.log() + quadratic / scale)
-        if best is None or likelihood > best[0] + MARGIN:
-            solved = SolvedPrototypes((cross @ seen)[:, :, 0].T, (variance * scale).sqrt())
-            best = (likelihood, solved)
+        _, likelihood = _condition_on_sent(model, values, there, dims)
+        if likelihood > -math.inf and (best is None or likelihood > best[0] + MARGIN):
+            best = (likelihood, model)
     if best is None:
         raise ValueError("at least one model with a definite covariance is needed")
     return best[1]
+
+
+def _condition_on_sent(
+    model: Model, values: Tensor, there: Tensor, dims: int
+) -> tuple[SolvedPrototypes, float]:
+    """Conditional mean of the prototypes (n, k), and the log likelihood.
+
+    Args:
+        values: (k, T), 0 where nothing was sent. there: (k, T), 1 where something was.
+        dims: number of dimensions that the k rows stand for.
+    """
+    patterns, which = there.unique(dim=0, return_inverse=True)  # one factorisation for each
+    eye = torch.eye(values.shape[1], dtype=values.dtype)
+    covariance = (model.uploads + JITTER * eye) * patterns[:, :, None] * patterns[:, None, :]
+    found, bad = torch.linalg.cholesky_ex(covariance + (1 - patterns).diag_embed())
+    if bool(bad.any()):
+        nothing = values.new_full((len(model.cross), len(values)), math.nan)
+        return SolvedPrototypes(nothing, nothing[:, 0]), -math.inf
+    factor = found[which]
+    seen = torch.cholesky_solve(values[:, :, None], factor)
+    cross = model.cross * there[:, None, :]  # (k, n, T)
+    gain = torch.cholesky_solve(cross.mT, factor)
+    variance = (model.prior - (cross.mT * gain).sum(1)).clamp(min=0).mean(0)
+    share = dims / len(values)
+    count = (there.sum() * share).clamp(min=1)
+    quadratic = (values * seen[:, :, 0]).sum()
+    scale = (quadratic / count).clamp(min=model.least)
+    log_determinant = 2 * share * factor.diagonal(dim1=1, dim2=2).log().sum()
+    likelihood = -0.5 * float(log_determinant + count * scale.log() + quadratic / scale)
+    return SolvedPrototypes((cross @ seen)[:, :, 0].T, (variance * scale).sqrt()), likelihood
