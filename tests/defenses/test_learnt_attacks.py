@@ -142,7 +142,7 @@ def test_hidden_gradients_are_no_defence_against_who_knows_of_them(name, run):
     known, word = difference(made, name, "adaptive")
     unknown, _ = difference(made, name, "naive")
     assert known > 1 and word == "leaks"
-    assert unknown < 0 < known  # false security
+    assert unknown < known / 3  # false security: little beyond the mean of the class
 
 
 @pytest.mark.slow
