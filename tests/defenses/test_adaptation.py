@@ -193,11 +193,12 @@ def told_truly(run, name, **settings):
     trial = asked(run, name, **settings)
     *_, found = trial.adaptations()
     unaware = asked(run, name, attacker="naive", **settings).observation
+    recovered = settings.get("target") == "recovered-prototypes"  # an aware attack's answers
     naive = replace(
         trial.observation,
         defenses=(),
-        targets=unaware.targets,
-        uploads=unaware.uploads,
+        targets=trial.observation.targets if recovered else unaware.targets,
+        uploads=trial.observation.uploads if recovered else unaware.uploads,
         rehearse=unaware.rehearse,
         extractors=unaware.extractors,
         models=unaware.models,
