@@ -318,8 +318,8 @@ class Disentangle(Attack):
         if reps:
             seen = [images_of(r) for r in reps]
             parts = is_masked(channel, "rows") or least_bound(channel.rows) is not None
-            noisy = is_noisy(channel) and not encoding_error(channel)
-            if (parts or noisy) and by_round:
+            alone = is_noisy(channel) and not encoding_error(channel)
+            if (parts or alone) and by_round:
                 maps = learn_maps(seen, self.align_penalty)
                 sent = (mixing.uploads != 0) | (not is_masked(channel, "rows"))
                 solved = solved_of_parts(
