@@ -29,9 +29,9 @@ from .base import Attack, Context, attacks
 from .common.channels import LOUDEST_FIRST, is_masked, is_noisy, least_bound, mask_factor
 from .common.client_messages import messages_of
 from .mixtures.aux_features import aux_reps, class_means, knows_class_means
+from .mixtures.defended_mixtures import solved_of_parts
 from .mixtures.gaussian_solver import most_likely_of_sent
 from .mixtures.linear_solver import SolvedPrototypes
-from .mixtures.masked_mixtures import solved_of_parts
 from .mixtures.mixing import Mixing
 from .mixtures.random_walk import random_walk, walk_models
 from .mixtures.round_alignment import RoundMaps, images_of, learn_maps, unlearnt_maps

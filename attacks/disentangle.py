@@ -40,6 +40,7 @@ from .common.channels import (
 from .mixtures.alignment_checks import along_head, can_align, head_of, weaker_alignment_reasons
 from .mixtures.aux_features import aux_reps, class_means, has_lagging_round, knows_class_means
 from .mixtures.certificates import certify_prototypes
+from .mixtures.defended_mixtures import solved_of_parts
 from .mixtures.linear_solver import (
     SolvedPrototypes,
     least_squares,
@@ -47,7 +48,6 @@ from .mixtures.linear_solver import (
     ridge,
     total_least_squares,
 )
-from .mixtures.masked_mixtures import solved_of_parts
 from .mixtures.mixing import Kind, Mixing, mixings
 from .mixtures.random_walk import NOISES as WALK_NOISES
 from .mixtures.random_walk import random_walk

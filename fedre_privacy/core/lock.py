@@ -198,9 +198,13 @@ def remove_stale(folder: Path) -> None:
     for path in temporaries(folder):
         with suppress(OSError):
             pid, host = TEMPORARY.fullmatch(path.name).groups()  # type: ignore[union-attr]
-            old = time.time() - path.stat().st_mtime > STALE_SECONDS
-            if host in (None, HOST) and not _alive(int(pid)) and old:
+            if host in (None, HOST) and not _alive(int(pid)) and is_old(path):
                 path.unlink()
+
+
+def is_old(path: Path) -> bool:
+    """Whether a file was written longer ago than a process may need to be known by it."""
+    return time.time() - path.stat().st_mtime > STALE_SECONDS
 
 
 def _alive(pid: int) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable, MutableMapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .image_origin import ImageOrigin, origin_of
@@ -148,7 +149,8 @@ class FrozenBackbone(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         sought = torch.is_grad_enabled() and images.requires_grad
-        if sought or images.is_meta or _in_transform():
+        dual = forward_ad.unpack_dual(images).tangent is not None
+        if sought or dual or images.is_meta or _in_transform():
             return self.shared.compute(images)
         return self.shared.features_of(images)
 

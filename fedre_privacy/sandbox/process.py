@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 
 from fedre_privacy.core.errors import DamagedInputError, FedreError
-from fedre_privacy.core.lock import LOCK, lock_folder
+from fedre_privacy.core.lock import LOCK, is_old, lock_folder
 from fedre_privacy.core.safe_text import visible
 
 from . import bubblewrap as sandbox
@@ -58,12 +58,15 @@ class OwnedFolder:
 
 
 def _remove_left() -> None:
-    """Remove temporary folders whose processes were killed."""
+    """Remove temporary folders whose processes were killed.
+
+    A new one is left alone: who has just made it may not hold its lock yet.
+    """
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(FedreError, OSError):  # another process works in it
             about = folder.lstat()  # what another user put there could lead anywhere
             if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid():
-                if (folder / LOCK).is_file():
+                if (folder / LOCK).is_file() and is_old(folder / LOCK):
                     with lock_folder(folder):
                         _remove(folder)
 

@@ -12,6 +12,7 @@ import torch
 import torchvision
 from safetensors.torch import save_file
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from fedre_privacy.core.config import plain
@@ -177,6 +178,13 @@ def test_a_frozen_model_computes_what_the_whole_one_does(weights):
     again = images[:2].clone().requires_grad_()
     (wanted,) = torch.autograd.grad(whole.extractor(again).square().sum(), again)
     assert near(slope, wanted, 1e-3) and slope.abs().max() > 0
+    along = torch.randn(images[:2].shape, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad(), forward_ad.dual_level():
+        made = [
+            forward_ad.unpack_dual(one.extractor(forward_ad.make_dual(images[:2], along))).tangent
+            for one in (head, whole)
+        ]
+    assert near(made[0], made[1], 1e-3) and made[0].abs().max() > 0
 
 
 def test_only_projection_and_head_are_trained_sent_and_saved(weights):

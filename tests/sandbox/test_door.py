@@ -25,6 +25,7 @@ from fedre_privacy.core.errors import (
     DivergedError,
     IncompatibleError,
 )
+from fedre_privacy.core.lock import LOCK, STALE_SECONDS
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Observation, Upload
 from fedre_privacy.sandbox import bubblewrap as sandbox
@@ -426,6 +427,8 @@ def test_an_evaluator_that_is_killed_leaves_no_process_and_the_next_removes_its_
     (tmp_path / "elsewhere" / ".lock").write_text("mine")
     planted = room / "fedre-attack-link"
     planted.symlink_to(tmp_path / "elsewhere")
+    long_ago = time.time() - 2 * STALE_SECONDS
+    os.utime(left / LOCK, (long_ago, long_ago))
     one = process.OwnedFolder()
     other = process.OwnedFolder()
     assert sorted(room.iterdir()) == sorted([one.path, other.path, planted])
@@ -435,6 +438,19 @@ def test_an_evaluator_that_is_killed_leaves_no_process_and_the_next_removes_its_
     one.remove()
     other.remove()
     assert list(room.iterdir()) == []
+
+
+def test_a_folder_that_was_made_just_now_is_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    made = tmp_path / "fedre-attack-another"
+    made.mkdir()
+    (made / LOCK).touch()  # its process does not hold it yet
+    process.OwnedFolder().remove()
+    assert (made / LOCK).exists()
+    long_ago = time.time() - 2 * STALE_SECONDS
+    os.utime(made / LOCK, (long_ago, long_ago))
+    process.OwnedFolder().remove()
+    assert not made.exists()
 
 
 def _environments_and_commands() -> list[str]:
