@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from fedre_privacy.benchmarking.variants import Benchmark
 
 
+SHOWN = 8
+"""Variants that are named before a benchmark; the others are counted."""
 SHORT_S = 900.0
 """A dry run that foresees more seconds says which attacks would take less."""
 
@@ -91,8 +93,9 @@ def run(options: argparse.Namespace, output: Output) -> int:
     chosen_loggers(options.log)
     wanted = _benchmark_of(options)
     jobs = wanted.jobs
-    labels = dict.fromkeys(job.label for job in jobs)
-    output.line("Compare", ", ".join(labels))
+    labels = list(dict.fromkeys(job.label for job in jobs))
+    more = f" and {len(labels) - SHOWN} more" if len(labels) > SHOWN else ""
+    output.line("Compare", ", ".join(labels[:SHOWN]) + more)
     suites = _suites(jobs)
     output.line("Jobs", plural(len(jobs), "training") + ("" if suites else ", no attack"))
     output.table(suites)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -152,3 +153,16 @@ def test_a_long_dry_run_names_attacks_that_would_be_quicker(attack_s, quick, mon
     assert f"--attacks {quick} takes about 1 min 42 s" in said
     again = benchmark.main([*options, "--attacks", quick])
     assert again == 0 and "Quicker" not in capsys.readouterr().out
+
+
+def test_many_variants_are_counted_and_few_are_named(monkeypatch, capsys):
+    monkeypatch.setattr(benchmark, "SHOWN", 2)
+    monkeypatch.setattr(
+        "fedre_privacy.experiments.dry_run.dry_run_suite", lambda *_: (1.0, 1.0, 1024)
+    )
+    options = ["--seeds", "0", "--dry-run", "--protocols"]
+    assert benchmark.main([*options, "fedproto,fedgh"]) == 0
+    assert re.search(r"^Compare +fedproto, fedgh$", capsys.readouterr().out, re.MULTILINE)
+    assert benchmark.main([*options, "fedproto,fedgh,fedre,fedavg"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^Compare +fedproto, fedgh and 2 more$", said, re.MULTILINE)
