@@ -281,6 +281,10 @@ def test_chains_are_undone_together(name, order, sending):
     naive = relative(attack(replace(seen, defenses=()), Context()).vectors, true)
     floor = relative(PUBLIC[CLASSES], true)
     assert aware < min(0.75 * floor, 0.85 * naive), (naive, aware, floor)
+    drowned = rounds_of(name, true, 24, lambda a, t: sent(with_rows(a, _noise_like(a, t)), t))
+    noise = replace(seen, targets=tuple(drowned[-1:]), uploads=tuple(drowned))
+    told = relative(attack(with_masks_shown(noise), Context()).vectors, true)
+    assert told > 0.95 * floor, (told, floor)
 
 
 def _noise_like(artifact, seed):
