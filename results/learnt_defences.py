@@ -370,7 +370,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     usual = first_settings(asked)
     if chosen.only:
-        write([one.row() for one in variants], chosen.only)
+        write([{"protocol": one.protocol, **one.row()} for one in variants], chosen.only)
         return
     own = [one for one in variants if one.protocol == sweep["protocols"][0]]
     weak = [one for one in own if one.given in usual]
