@@ -11,8 +11,8 @@ It writes into data/, and the figure beside:
     learnt_defences_all.csv         all that was measured
     learnt_defences_predictors.csv  the first protocol, without an attack
 
-What papers claim stands in learnt_defences_claims.csv and is written by hand. Of a sweep of one
-protocol (--only FILE.csv) the first table alone is written, to that file. Of the folder of
+What papers claim stands in learnt_defences_claims.csv and is written by hand. With --only FILE.csv
+all that was measured goes into that file, and nothing else is written. Of the folder of
 sweeps/soteria_gradients.yaml (--gradients) learnt_defences_gradients.csv is written, and of that of
 sweeps/learnt_defences_attacks.yaml (--attacks) learnt_defences_attacks.csv.
 """
@@ -369,8 +369,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write([rows[kind](one) for one in variants], chosen.out / f"{file}.csv")
         return
     usual = first_settings(asked)
+    named = [{"protocol": one.protocol, **one.row()} for one in variants]
     if chosen.only:
-        write([{"protocol": one.protocol, **one.row()} for one in variants], chosen.only)
+        write(named, chosen.only)
         return
     own = [one for one in variants if one.protocol == sweep["protocols"][0]]
     weak = [one for one in own if one.given in usual]
@@ -378,7 +379,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     write(
         [one.row() for one in own if one.given not in usual], chosen.out / f"{NAME}_strengths.csv"
     )
-    named = [{"protocol": one.protocol, **one.row()} for one in variants]
     write(named, chosen.out / f"{NAME}_all.csv")
     others = [
         {"protocol": one.protocol, **one.row()}

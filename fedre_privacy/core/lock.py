@@ -203,7 +203,7 @@ def remove_stale(folder: Path) -> None:
 
 
 def is_old(path: Path) -> bool:
-    """Whether a file was written longer ago than a process may need to be known by it."""
+    """Whether a file is older than `STALE_SECONDS`."""
     return time.time() - path.stat().st_mtime > STALE_SECONDS
 
 

@@ -149,8 +149,7 @@ class FrozenBackbone(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         sought = torch.is_grad_enabled() and images.requires_grad
-        dual = forward_ad.unpack_dual(images).tangent is not None
-        if sought or dual or images.is_meta or _in_transform():
+        if sought or images.is_meta or _in_transform() or _has_tangent(images):
             return self.shared.compute(images)
         return self.shared.features_of(images)
 
@@ -200,6 +199,11 @@ def _on_cpu(rows: Tensor | slice) -> Tensor | slice:
 
 def _in_chunks(numbers: Sequence[int]) -> list[list[int]]:
     return [list(numbers[at : at + CHUNK]) for at in range(0, len(numbers), CHUNK)]
+
+
+def _has_tangent(images: Tensor) -> bool:
+    """Whether a derivative along a direction is wanted, under which gradients may be off."""
+    return forward_ad.unpack_dual(images).tangent is not None
 
 
 def _in_transform() -> bool:
