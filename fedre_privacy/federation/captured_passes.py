@@ -33,6 +33,7 @@ from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.protocols.blocks.local import EVAL_BATCH, passes_by
 from fedre_privacy.protocols.blocks.state import Client, Samples, Setting
 
+from .accuracy import Count
 from .steps import on_device
 
 log = logging.getLogger("fedre_privacy")
@@ -126,8 +127,8 @@ class CapturedPasses:
 
     def count_correct(
         self, clients: Sequence[Client], chosen: Sequence[int], tests: Sequence[Samples]
-    ) -> Mapping[int, tuple[int, int]]:
-        """How many samples each of some clients gets right, and how many there are.
+    ) -> Mapping[int, Count]:
+        """Count how many samples each of some clients gets right.
 
         Args:
             chosen: numbers of clients. tests: the samples of every client.
@@ -147,7 +148,7 @@ class CapturedPasses:
         if not found:
             return {}
         counts = torch.stack(list(found.values())).tolist()
-        return {k: (count, len(tests[k])) for k, count in zip(found, counts, strict=True)}
+        return {k: Count(count, len(tests[k])) for k, count in zip(found, counts, strict=True)}
 
     def _cuda(self) -> GraphCapture | None:
         device = self.setting.device

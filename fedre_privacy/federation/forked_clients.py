@@ -6,7 +6,6 @@ A client's step reads nothing of other clients, so its numbers do not depend on 
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -19,12 +18,11 @@ from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.types import Emission, Mixture
 from fedre_privacy.protocols.blocks.state import Client, Server
 
+from .accuracy import Count
 from .checkpoint import checkpoint_state, put_back
 
 Done = tuple[tuple[Emission, ...], float]
 """What a client uploads with its provenance, and its mean training loss."""
-
-PAIR = struct.Struct("<qq")
 
 MIXTURE = ("row", "sample", "weight")
 """Tensors of a mixture."""
@@ -60,19 +58,27 @@ def train(
 
 
 def count(
-    look: Callable[[int], tuple[int, int]],
+    look: Callable[[int], Count],
     clients: Sequence[Client],
     chosen: Sequence[int],
     copies: int,
-) -> dict[int, tuple[int, int]]:
-    """Two numbers about each of some clients, which nothing changes."""
-    found: dict[int, tuple[int, int]] = {}
+) -> dict[int, Count]:
+    """Count for each of some clients, which nothing changes."""
+    found: dict[int, Count] = {}
 
     def take(k: int, data: bytes) -> None:
-        found[k] = PAIR.unpack(data)
+        tensors = safetensors.torch.load(data)
+        correct, total = tensors["counts"].tolist()
+        found[k] = Count(correct, total, tensors.get("representations"))
 
-    order = busiest_first(clients, chosen)
-    left = cores.spread(lambda k: PAIR.pack(*look(k)), order, take, copies=copies)
+    def work(k: int) -> bytes:
+        done = look(k)
+        tensors = {"counts": torch.tensor([done.correct, done.total])}
+        if done.representations is not None:
+            tensors["representations"] = done.representations
+        return safetensors.torch.save(tensors)
+
+    left = cores.spread(work, busiest_first(clients, chosen), take, copies=copies)
     return found | {k: look(k) for k in sorted(left)}
 
 

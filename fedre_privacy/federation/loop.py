@@ -42,6 +42,7 @@ from .accuracy import (
     MOMENTS,
     AccuracyCache,
     ClientAccuracy,
+    Count,
     accuracy,
     columns,
     count,
@@ -151,7 +152,7 @@ class LocalCohort(Cohort):
         self.passes = CapturedPasses(protocol, setting, defenses)
         self._round_took = math.inf
         self._looking_took = 0.0
-        self._accuracies = {shared: AccuracyCache(protocol, defenses) for shared in (False, True)}
+        self._accuracies: dict[bool, AccuracyCache] = {}
 
     def first(self) -> list[Upload]:
         return first_uploads(self.protocol, self.clients, self.setting, self.defenses)
@@ -195,19 +196,26 @@ class LocalCohort(Cohort):
         tests = [samples for samples in given if samples is not None]
         if len(tests) < len(self.clients):
             return None
-
-        def look(k: int) -> tuple[int, int]:
-            return count(self.protocol, self.clients[k], self.setting, tests[k], self.defenses)
-
+        if shared not in self._accuracies:
+            device = self.setting.device
+            made = AccuracyCache(self.protocol, self.clients, tests, device, self.defenses)
+            self._accuracies[shared] = made
         cache = self._accuracies[shared]
-        changed = cache.clients_to_measure(self.clients, self.setting.device)
+
+        def look(k: int) -> Count:
+            client, defenses = self.clients[k], self.defenses
+            return count(self.protocol, client, self.setting, tests[k], defenses, keep=cache.keeps)
+
+        changed = cache.clients_to_measure()
+        found = cache.count_by_heads(changed)
+        left = [k for k in changed if k not in found]
         began = time.monotonic()
-        if self._spread(self._looking_took, len(changed)):
-            found = copies.count(look, self.clients, changed, self.cores)
+        if self._spread(self._looking_took, len(left)):
+            found |= copies.count(look, self.clients, left, self.cores)
         else:
-            found = dict(self.passes.count_correct(self.clients, changed, tests))
-            found |= {k: look(k) for k in changed if k not in found}
-        if len(changed) == len(self.clients):
+            found |= self.passes.count_correct(self.clients, left, tests)
+            found |= {k: look(k) for k in left if k not in found}
+        if len(left) == len(self.clients):
             self._looking_took = time.monotonic() - began
         return accuracy(cache.update(found))
 

@@ -197,7 +197,8 @@ class Participation:
         return reply
 
     def _count(self, samples: Samples) -> tuple[int, int]:
-        return count(self.protocol, self.client, self.setting, samples, self.defenses)
+        found = count(self.protocol, self.client, self.setting, samples, self.defenses)
+        return found.correct, found.total
 
     def _receive(self, round: int, message: Message) -> None:
         """Take a broadcast, if it is news."""

@@ -109,7 +109,7 @@ def test_a_pass_is_captured_anew_where_its_buffers_move(federation, tapes, monke
 
     assert [counted() for _ in range(captured_passes.CAPTURED_AT - 1)] == [{}, {}]
     before = counted()
-    assert before[0][1] == len(client.test) and len(tapes.made) == 1
+    assert before[0].total == len(client.test) and len(tapes.made) == 1
     for times in range(2, captured_passes.CAPTURES + 2):
         head = client.model.head
         head.weight = torch.nn.Parameter(head.weight.detach().clone())
