@@ -63,6 +63,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/rounds.py
 	$(BIN)/python benchmarks/rounds.py --clients 100 --repeats 2 --protocols fedre,fedavg
 	$(BIN)/python benchmarks/captured.py --architectures cnn4,resnet18,het10
+	$(BIN)/python benchmarks/waits.py
 	$(BIN)/python benchmarks/inversion.py ratio --targets 1,8,16,64,256
 	$(BIN)/python benchmarks/inversion.py ratio --targets 8,64 --sizes 64
 	$(BIN)/python benchmarks/inversion.py ratio --targets 8,64 --sizes 32,64 --architectures resnet18

@@ -1,8 +1,8 @@
-"""What captured steps save: host calls, waits and, on a GPU, time.
+"""What captured steps save: host calls and, on a GPU, time.
 
 Without a GPU the tensor operations of one plain local step are counted (forward, backward, update;
-each is a call of the host and, on a GPU, one or more kernels), and how often the host waits. A
-captured step is one launch, and a round waits once for all clients. A second table counts the
+each is a call of the host and, on a GPU, one or more kernels). A captured step is one launch. How
+often the host waits for the device is counted by `waits.py`. A second table counts the
 passes of the same round, batch by batch and captured: representations of all training images, and
 accuracy of a third as many test images at both moments. With a GPU the same rounds are timed in
 alternation, step by step and captured; mean losses of the first round must agree.
@@ -32,7 +32,6 @@ from fedre_privacy.models.families import members_of
 from fedre_privacy.protocols.blocks.local import EVAL_BATCH, count_correct, represent
 from fedre_privacy.protocols.blocks.state import Task
 
-WAITS = ("aten._local_scalar_dense", "aten.nonzero", "aten.equal", "aten._unique2")
 FREE = ("aten.view", "aten.detach", "aten.t", "aten.expand", "aten.slice", "aten.select")
 """Operations that launch nothing."""
 
@@ -52,10 +51,6 @@ class Operations(TorchDispatchMode):
         """Operations that compute something."""
         return sum(n for name, n in self.counts.items() if name not in FREE)
 
-    def waits(self) -> int:
-        """Operations after which the host knows values."""
-        return sum(self.counts[name] for name in WAITS)
-
 
 def federation(architecture: str, steps: int, clients: int, device: torch.device) -> Any:
     """Clients of one architecture with so many steps a round, batches of 32."""
@@ -65,8 +60,8 @@ def federation(architecture: str, steps: int, clients: int, device: torch.device
     )  # fmt: skip
 
 
-def counted(architecture: str) -> tuple[int, int]:
-    """Operations of one local step, and waits of a client's round of two steps."""
+def counted(architecture: str) -> int:
+    """Operations of one local step."""
     found = []
     for steps in (1, 2):
         made = federation(architecture, steps, 1, torch.device("cpu"))
@@ -74,7 +69,7 @@ def counted(architecture: str) -> tuple[int, int]:
         with Operations() as operations:
             client_step(made.protocol, made.clients[0], (), task)
         found.append(operations)
-    return found[1].kernels() - found[0].kernels(), found[1].waits()
+    return found[1].kernels() - found[0].kernels()
 
 
 def passes(architecture: str, images: int) -> tuple[int, int]:
@@ -152,28 +147,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = parser().parse_args(arguments)
     device = torch.device(chosen.device)
     print(f"torch {torch.__version__}, {chosen.clients} clients, {chosen.steps} steps a round")
-    print(f"{'models':<12}{'operations a step':>19}{'host calls a round':>20}{'captured':>10}"
-          f"{'waits a round':>15}{'captured':>10}")  # fmt: skip
+    print(f"{'models':<12}{'operations a step':>19}{'host calls a round':>20}{'captured':>10}")
     for name in chosen.architectures.split(","):
         members = members_of(name)
         each = [counted(member) for member in members]
         everyone = [each[k % len(members)] for k in range(chosen.clients)]
-        operations = [count for count, _ in each]
-        spread = f"{min(operations)}" + (
-            f" to {max(operations)}" if len(set(operations)) > 1 else ""
-        )
-        calls = sum(count for count, _ in everyone) * chosen.steps
-        waits = sum(count for _, count in everyone)
-        print(f"{name:<12}{spread:>19}{calls:>20}{chosen.clients * chosen.steps:>10}"
-              f"{waits:>15}{waits - chosen.clients + 1:>10}", flush=True)  # fmt: skip
-    print(f"\n{'models':<12}{'host calls of passes':>22}{'captured':>10}"
-          f"{'waits for counts':>18}{'captured':>10}")  # fmt: skip
+        spread = f"{min(each)}" + (f" to {max(each)}" if len(set(each)) > 1 else "")
+        calls = sum(everyone) * chosen.steps
+        launches = chosen.clients * chosen.steps
+        print(f"{name:<12}{spread:>19}{calls:>20}{launches:>10}", flush=True)
+    print(f"\n{'models':<12}{'host calls of passes':>22}{'captured':>10}")
     for name in chosen.architectures.split(","):
         members = members_of(name)
         both = [passes(member, 32 * chosen.steps) for member in members]
         all_of = [both[k % len(members)] for k in range(chosen.clients)]
         plain, launched = (sum(column) for column in zip(*all_of, strict=True))
-        print(f"{name:<12}{plain:>22}{launched:>10}{2 * chosen.clients:>18}{2:>10}", flush=True)
+        print(f"{name:<12}{plain:>22}{launched:>10}", flush=True)
     if device.type != "cuda":
         return
     print(f"\n{tools.device_name(device)}, {chosen.repeats} rounds of each in alternation")

@@ -383,7 +383,7 @@ class CapturedTraining:
         """Sample numbers (steps, size) among a client's training samples, of its batches."""
         index = [*order_of_batches(self.protocol, client, task)]
         numbers = torch.stack(index) if index else torch.zeros(0, 0, dtype=torch.int64)
-        return numbers if client.held is None else client.fitted_index.cpu()[numbers]
+        return numbers if client.held is None else client.fitted_index[numbers]
 
     def _note(self, client: int, why: str) -> None:
         if why not in self._plain.values():

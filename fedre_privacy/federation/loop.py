@@ -16,6 +16,7 @@ import operator
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from fedre_privacy.active_server.base import NOTHING_HELD, ServerKnowledge, Stee
 from fedre_privacy.active_server.behaviour import ServerBehaviour, same
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.events import Event, Report
+from fedre_privacy.core.host_copies import one_wait
 from fedre_privacy.core.precision import float32_products
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.threads import single_threaded
@@ -186,7 +188,8 @@ class LocalCohort(Cohort):
         if self._spread(self._round_took, len(chosen)) and not trained:
             done = copies.train(take_part, self.clients, chosen, self.cores)
         else:
-            done = {k: take_part(k) for k in chosen}
+            with nullcontext() if defenses else one_wait():  # defences read what is sent
+                done = {k: take_part(k) for k in chosen}
         self._round_took = time.monotonic() - began
         self.keep(round, self.clients, {k: emissions for k, (emissions, _) in done.items()})
         return {k: (tuple(e.artifact for e in sent), loss) for k, (sent, loss) in done.items()}

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedre_privacy.core.artifact_schema import Content
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.errors import DivergedError, IncompatibleError
+from fedre_privacy.core.host_copies import unless
 from fedre_privacy.core.rng import seeded_generators
 from fedre_privacy.core.types import Emission, Mixture, Upload
 from fedre_privacy.defenses.apply import (
@@ -194,11 +195,7 @@ def order_of_batches(
 
 def _took_part(protocol: Protocol, client: Client, task: Task, defenses: Defenses) -> Mixture:
     """One row: every sample that was in a batch of this round's training, equally."""
-    training, index, trainer = (
-        task.setting.training,
-        client.fitted_index.cpu(),
-        trainer_of(defenses),
-    )
+    training, index, trainer = task.setting.training, client.fitted_index, trainer_of(defenses)
     if trainer is None:
         chosen = order_of_batches(protocol, client, task)
     else:
@@ -264,13 +261,19 @@ def _sent_copies(
                 f"Protocol '{protocol.name}' uploaded {type(emission.artifact).__name__} but "
                 f"declares {', '.join(kind.__name__ for kind in protocol.uploads) or 'nothing'}."
             )
-    if not _finite(emission.artifact for emission in emissions):
-        raise DivergedError(
-            f"Training diverged: client {task.client} in round {task.round} is about to upload "
-            f"values that are not finite, with lr {training.lr:g}.",
-            next_step=_lower(training, trained),
-        )
-    return tuple(Emission(e.artifact.detached_copy(), e.mixture) for e in emissions)
+    copies = tuple(Emission(e.artifact.detached_copy(), e.mixture) for e in emissions)
+
+    def refuse() -> None:
+        if not _finite(copy.artifact for copy in copies):
+            raise DivergedError(
+                f"Training diverged: client {task.client} in round {task.round} is about to upload "
+                f"values that are not finite, with lr {training.lr:g}.",
+                next_step=_lower(training, trained),
+            )
+
+    for holds in _sums_are_finite(emission.artifact for emission in emissions):
+        unless(holds, refuse)
+    return copies
 
 
 def server_step(
@@ -385,7 +388,15 @@ def _is_on_gpu(module: nn.Module) -> bool:
 
 
 def _finite(artifacts: Iterable[Artifact]) -> bool:
-    """A finite sum has finite terms; only a sum that is not costs the look at each of them.
+    """A finite sum has finite terms; only a sum that is not costs the look at each of them."""
+    given = list(artifacts)
+    return all(map(bool, _sums_are_finite(given))) or all(
+        bool(tensor.isfinite().all()) for one in given for tensor in one.tensors().values()
+    )
+
+
+def _sums_are_finite(artifacts: Iterable[Artifact]) -> list[Tensor]:
+    """Whether the sum of all values is finite, () bool for each device that some are on.
 
     Counts and weights of an artifact may be on the host while the rest is on a GPU.
     """
@@ -393,11 +404,10 @@ def _finite(artifacts: Iterable[Artifact]) -> bool:
     for artifact in artifacts:
         for tensor in artifact.tensors().values():
             places[tensor.device].append(tensor)
-    return all(
-        bool(torch.stack([t.sum().float() for t in tensors]).sum().isfinite())
-        or all(bool(t.isfinite().all()) for t in tensors)
+    return [
+        torch.stack([t.sum().float() for t in tensors]).sum().isfinite()
         for tensors in places.values()
-    )
+    ]
 
 
 def _lower(training: Training, trained: Iterable[nn.Module]) -> str:

@@ -91,7 +91,10 @@ class FD(Protocol):
                     next_step="A steering must leave the classes of FD's table as they are.",
                 )
             counts[sent.labels], refreshed[sent.labels] = told
-            mine, sent_in = client.tensors["mine"].cpu(), client.tensors["sent_in"].cpu()
+            table, usable, counts, refreshed = (
+                held.to(setting.device) for held in (table, usable, counts, refreshed)
+            )
+            mine, sent_in = client.tensors["mine"], client.tensors["sent_in"]
             own = usable & (sent_in == refreshed)
             alone = own & (counts < 2)
             rest = (counts[:, None] * table - mine) / (counts - 1).clamp(min=1)[:, None]
@@ -114,7 +117,7 @@ class FD(Protocol):
         outputs = outputs_of(client.model, samples)
         if self.target == "others":
             outputs = outputs.softmax(1)
-        made = class_means(outputs, samples.labels, classes)
+        made = class_means(outputs, samples.labels, classes, on_host=samples.host_labels)
         table = only_artifact((made.artifact,), Prototypes)
         means, present = table.means, table.labels
         mine = outputs.new_zeros((classes, classes))

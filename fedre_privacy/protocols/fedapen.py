@@ -62,7 +62,7 @@ class FedAPEN(Protocol):
         small_model.start_client(self, client, setting)
         count = len(client.train)
         rng = stream(setting.training.seed, "adaptability", client=client.id)
-        order = torch.randperm(count, generator=rng).to(client.train.labels.device)
+        order = torch.randperm(count, generator=rng)
         held = min(max(1, round(self.held_out * count)), count - 1)
         client.held = order[:held] if held else None
         client.tensors["lambda"] = torch.tensor(0.5)

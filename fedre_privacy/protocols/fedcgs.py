@@ -75,12 +75,13 @@ class FedCGS(Protocol):
     def upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
         samples = client.upload_samples(task.setting.training)
         reps = represent(client.model.extractor, samples).double()
-        made = class_means(reps, samples.labels, task.setting.num_classes)
+        classes, known = task.setting.num_classes, samples.host_labels
+        made = class_means(reps, samples.labels, classes, on_host=known)
         means = only_artifact((made.artifact,), Prototypes)
-        counts = torch.bincount(samples.labels, minlength=task.setting.num_classes)
+        counts = torch.bincount(known)
         moment = reps.T @ reps / len(reps)
         statistics = ClassStatistics(
-            means.means.float(), counts[means.labels], means.labels, {"moment": moment.float()}
+            means.means.float(), counts[counts > 0], means.labels, {"moment": moment.float()}
         )
         return (Emission(statistics, made.mixture),)
 

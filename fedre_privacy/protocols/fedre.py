@@ -87,7 +87,7 @@ class FedRE(Protocol):
         samples = client.upload_samples(task.setting.training)
         reps = represent(client.model.extractor, samples)
         draw = Draw(
-            labels=samples.labels.cpu(),
+            labels=samples.host_labels,
             num_classes=task.setting.num_classes,
             dim=reps.shape[1],
             seed=task.setting.training.seed,

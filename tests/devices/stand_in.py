@@ -3,7 +3,8 @@
 Values stay on the CPU, hidden behind tensors whose device is ``standin:0``. As on a GPU, an
 operation on tensors of two devices is refused, the exceptions being those that a GPU makes too: a
 copy between devices, single numbers, and indices that are on the host. Whatever makes the host wait
-for the device (a value read, a size that depends on values, a copy to the host) is counted.
+for the device (a value read, a size that depends on values, a copy to the host, the end of copies
+that were queued) is counted.
 
 The device must be installed before the first backward pass of the process, and stays: use a process
 of its own. Launches, streams, graphs, memory and generators of a device are not imitated.
@@ -25,11 +26,16 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from fedre_privacy.core.host_copies import STREAMS
+
 NAME = "standin"
 MAY_MIX = {"copy_", "_to_copy", "index", "index_put", "index_put_", "_index_put_impl_"}
 NEVER_MIX = {"cat", "stack"}
 """They refuse even single numbers of another device."""
-WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "unique_dim"}
+WAITS = {
+    "_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "unique_dim",
+    "bincount",
+}  # fmt: skip
 """Operations after which the host knows values."""
 
 reads: Counter[str] = Counter()
@@ -66,6 +72,13 @@ class OnDevice(Tensor):
         return call(func, args, kwargs or {})
 
 
+class Queue:
+    """What copies to the host wait in: they are done at once, and the wait for them is counted."""
+
+    def synchronize(self) -> None:
+        reads[_line()] += 1
+
+
 class Module:
     """What torch asks of a device's module."""
 
@@ -97,6 +110,7 @@ def install() -> torch.device:
     _setup_privateuseone_for_python_backend(NAME, backend_module=Module())
     _registered.fallback(lambda op, *args, **kwargs: call(op, args, kwargs), "PrivateUse1")
     torch.tensor = _moved_when_made(torch.tensor)
+    STREAMS[NAME] = lambda device: Queue()
     return torch.device(NAME, 0)
 
 
@@ -121,7 +135,8 @@ def call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if here and (never or (strange and name not in MAY_MIX)):
         raise RuntimeError(f"{name}: expected all tensors on the same device, found {NAME} and cpu")
     to_host = torch.device(kwargs.get("device") or NAME).type == "cpu"
-    copied_back = name == "copy_" and not isinstance(args[0], OnDevice)
+    queued = name == "copy_" and (True in args[2:] or kwargs.get("non_blocking"))
+    copied_back = name == "copy_" and not isinstance(args[0], OnDevice) and not queued
     if name in WAITS or (here and to_host) or copied_back:
         reads[_line()] += 1
     if torch.Tag.inplace_view in func.tags:  # what the wrapper says of itself changes too

@@ -48,6 +48,26 @@ def test_more_steps_make_the_host_wait_no_more_often(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_host_waits_as_often_for_many_clients_as_for_few():
+    """Beside the loss of each, which captured steps bring all at once."""
+    found = []
+    for clients in (2, 5):
+        done = subprocess.run(
+            [sys.executable, "benchmarks/waits.py", "--clients", str(clients)],
+            cwd=CASES.parents[2],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        rows = [line.split() for line in done.stdout.splitlines()[1:]]
+        assert {name: int(losses) for name, _, losses, _ in rows} == {
+            "fedgh": clients, "fedre": clients, "fedavg": clients,
+        }  # fmt: skip
+        found.append({name: int(rest) for name, _, _, rest in rows})
+    assert found[0] == found[1] and max(found[0].values()) <= 2
+
+
+@pytest.mark.slow
 def test_what_a_gpu_refuses_is_refused():
     """The stand-in itself: mixing is refused, and what waits is counted."""
     script = """

@@ -34,13 +34,14 @@ def mixture_statistics(
     Returns:
         Classes ascending, their components in order, float32; None where no class is large enough.
     """
+    reps, labels = reps.cpu(), labels.cpu()  # once, not for every class
     means, spreads, counts, owners = [], [], [], []
     rows, samples, weights = [], [], []
     for label in labels.unique().tolist():
-        index = (labels == label).nonzero().squeeze(1).cpu()
+        index = (labels == label).nonzero().squeeze(1)
         if len(index) <= components:
             continue
-        own = reps[index].double().cpu()
+        own = reps[index].double()
         shares = _shares(own, components, form, rng)
         for share in shares.T:
             total = share.sum()

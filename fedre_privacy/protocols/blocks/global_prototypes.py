@@ -36,7 +36,8 @@ def prototypes_of(client: Client, task: Task) -> Emission:
     """Class means of the client's extractor as it is, in eval mode."""
     samples = client.upload_samples(task.setting.training)
     reps = represent(client.model.extractor, samples)
-    return class_means(reps, samples.labels, task.setting.num_classes)
+    classes, on_host = task.setting.num_classes, samples.host_labels
+    return class_means(reps, samples.labels, classes, on_host=on_host)
 
 
 def receive(self: object, client: Client, message: Message, task: Task) -> None:

@@ -9,24 +9,24 @@ from fedre_privacy.core.artifacts import Prototypes
 from fedre_privacy.core.types import Emission, Mixture
 
 
-def class_means(reps: Tensor, labels: Tensor, num_classes: int) -> Emission:
+def class_means(
+    reps: Tensor, labels: Tensor, num_classes: int, *, on_host: Tensor | None = None
+) -> Emission:
     """Mean representation of each class present, classes ascending.
 
     Args:
         reps: (n, d).
-        labels: (n,) int64.
+        labels: (n,) int64, where the representations are.
+        on_host: the same on the CPU, where they are known, so that the host need not wait.
     """
-    counts = torch.bincount(labels, minlength=num_classes)
+    known = labels.cpu() if on_host is None else on_host
+    counts = torch.bincount(known, minlength=num_classes)
     # a matrix product: index_add_ is not deterministic on CUDA
     sums = torch.nn.functional.one_hot(labels, num_classes).to(reps).T @ reps
     present = counts.nonzero().squeeze(1)
-    means = sums[present] / counts[present, None]
-    row_of_class = torch.full((num_classes,), -1, dtype=torch.int64, device=labels.device)
-    row_of_class[present] = torch.arange(len(present), device=labels.device)
-    mixture = Mixture(
-        row_of_class[labels].cpu(),
-        torch.arange(len(labels)),
-        (1.0 / counts[labels].float()).cpu(),
-        num_rows=len(present),
-    )
-    return Emission(Prototypes(means, present), mixture)
+    there, sizes = (held.to(labels.device) for held in (present, counts[present, None]))
+    row_of_class = torch.full((num_classes,), -1, dtype=torch.int64)
+    row_of_class[present] = torch.arange(len(present))
+    weights = 1.0 / counts[known].float()
+    mixture = Mixture(row_of_class[known], torch.arange(len(known)), weights, len(present))
+    return Emission(Prototypes(sums[there] / sizes, there), mixture)

@@ -147,6 +147,11 @@ class Samples:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @cached_property
+    def host_labels(self) -> Tensor:
+        """The labels on the CPU, fetched once."""
+        return self.labels.cpu()
+
     def take(self, index: Tensor) -> Self:
         """Keep some of them, in the order given: numbers (n,), or a mask of all."""
         if index.dtype == torch.bool:
@@ -201,7 +206,7 @@ class Client:
     Args:
         shared: the test samples of all classes that all clients are tested on, else None.
         memory: modules kept across rounds. tensors: tensors kept across rounds.
-        held: training samples that local training leaves out (FedAPEN), else None.
+        held: training samples that local training leaves out (FedAPEN), on the CPU, else None.
         absent: (n,) bool, training samples that are counted and in no batch, else None; see
             `runs.membership_game`.
     """
@@ -228,11 +233,10 @@ class Client:
 
     @property
     def fitted_index(self) -> Tensor:
-        """The number of each of `fitted` among the training samples."""
-        device = self.train.labels.device
+        """The number of each of `fitted` among the training samples, on the CPU."""
         if self.held is None:
-            return torch.arange(len(self.train), device=device)
-        keep = torch.ones(len(self.train), dtype=torch.bool, device=device)
+            return torch.arange(len(self.train))
+        keep = torch.ones(len(self.train), dtype=torch.bool)
         keep[self.held] = False
         return keep.nonzero().squeeze(1)
 
