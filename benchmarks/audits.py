@@ -37,6 +37,7 @@ from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.gdp import gdp_epsilon
 from fedre_privacy.core.rng import stream
 from fedre_privacy.defenses.base import FederationFacts, Sending
+from fedre_privacy.defenses.dp_mf import DPMF
 from fedre_privacy.defenses.dp_sgd import DPSGD
 from fedre_privacy.defenses.gaussian import Gaussian
 from fedre_privacy.defenses.laplace import Laplace
@@ -103,6 +104,7 @@ STEPS = {
     "dp-sgd, five rounds": (DPSGD(clip=1.0, noise=1.0), 5, 100, 20),
     "dp-sgd, full batches": (DPSGD(clip=1.0, noise=2.0), 4, 100, 100),
     "dp-sgd, 1,000 records, 200 steps": (DPSGD(clip=1.0, noise=1.195), 20, 1000, 100),
+    "dp-mf, five rounds": (DPMF(clip=1.0, noise=2.5, bands=4), 5, 100, 20),
 }
 """Defence, rounds, records and batch size."""
 BOUNDS = {"": None, "; records may depend": 0, "; any mechanism": 1}

@@ -685,7 +685,7 @@ def update(data: Images, options: argparse.Namespace) -> None:
 
 MODES: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "norm": [{"bn": "batch"}, {"bn": "eval"}, {"bn": "either"}],
-    "dropout": [{"dropout": "masks"}, {"dropout": "off"}],
+    "dropout": [{"dropout": "masks"}, {"dropout": "off"}, {"dropout": "either"}],
 }
 """In which mode an attacker may take clients to be, by the layers that differ in it."""
 SEEDS = (11, 12, 13)

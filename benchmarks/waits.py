@@ -10,66 +10,79 @@ Usage: python benchmarks/waits.py [--protocols fedgh,fedre,fedavg] [--clients 10
 
 from __future__ import annotations
 
+import argparse
 import math
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "devices"))
-import stand_in  # before anything is computed backwards
+import rounds
+import tools
+import torch
 
-DEVICE = stand_in.install()
-
-import rounds  # noqa: E402
-import tools  # noqa: E402
-
-from fedre_privacy.federation import loop  # noqa: E402
-from fedre_privacy.federation.recorder import Recorder  # noqa: E402
+from fedre_privacy.federation import loop
+from fedre_privacy.federation.recorder import Recorder
 
 LOSS = "local.py"
 """The file whose only wait in training is for a client's loss."""
 
 
-def counted(protocol: str, clients: int, count: int) -> Counter[str]:
+def stand_in() -> Any:
+    """The module of the device, which must be installed before anything is computed backwards."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "devices"))
+    import stand_in
+
+    return stand_in
+
+
+def counted(
+    protocol: str, clients: int, count: int, device: torch.device, reads: Counter[str]
+) -> Counter[str]:
     """Waits of a training of so many rounds, by line."""
     fed = rounds.build(
         protocol, clients=clients, samples=64, batch=32, rounds=count, architecture="cnn4",
-        device=DEVICE,
+        device=device,
     )  # fmt: skip
-    stand_in.reads.clear()
-    loop.CHECKPOINT_SECONDS = math.inf
+    reads.clear()
     with tempfile.TemporaryDirectory() as folder:
         loop.run_rounds(
             fed.protocol, fed.clients, fed.server, fed.setting,
             recorder=Recorder(Path(folder) / "uploads"), checkpoints=Path(folder) / "checkpoints",
             report=lambda event: None, keep=lambda *made: None,
         )  # fmt: skip
-    return Counter(stand_in.reads)
+    return Counter(reads)
 
 
-def of_round(protocol: str, clients: int) -> Counter[str]:
-    """Waits of one more round, by line."""
-    return counted(protocol, clients, 4) - counted(protocol, clients, 3)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Count and print one row for each protocol."""
+def parser() -> argparse.ArgumentParser:
+    """The options."""
     options = tools.options(__doc__)
     options.add_argument("--protocols", default="fedgh,fedre,fedavg")
     options.add_argument("--clients", type=int, default=10)
     options.add_argument("--lines", action="store_true", help="name the lines that wait")
-    chosen = options.parse_args(arguments)
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Count and print one row for each protocol; this ends the process."""
+    chosen = parser().parse_args(arguments)
+    module = stand_in()
+    device = module.install()
+    loop.CHECKPOINT_SECONDS = math.inf
     print(f"{'protocol':<12}{'waits a round':>15}{'for losses':>12}{'for the rest':>14}")
     for protocol in chosen.protocols.split(","):
-        found = of_round(protocol, chosen.clients)
+        few, more = (
+            counted(protocol, chosen.clients, count, device, module.reads) for count in (3, 4)
+        )
+        found = more - few
         losses = sum(count for line, count in found.items() if line.startswith(LOSS))
         every = found.total()
         print(f"{protocol:<12}{every:>15}{losses:>12}{every - losses:>14}", flush=True)
         for line, count in found.most_common() if chosen.lines else ():
             print(f"  {count:>6}  {line}")
-    stand_in.leave()
+    module.leave()
 
 
 if __name__ == "__main__":
