@@ -19,7 +19,7 @@ class Stream(Protocol):
 
 
 STREAMS: dict[str, Callable[[torch.device], Stream]] = {"cuda": torch.cuda.current_stream}
-"""Kinds of devices that copy to the host behind its back, and the queue of a device."""
+"""Kinds of devices whose copies to the host are queued, and the queue of a device."""
 
 
 class _Pending:
@@ -80,8 +80,8 @@ def host_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def unless(holds: Tensor, otherwise: Callable[[], None]) -> None:
-    """Call a function unless something holds: at once, or at the end of a block of `one_wait`.
+def require(holds: Tensor, otherwise: Callable[[], None]) -> None:
+    """Call `otherwise` where a check fails: at once, or at the end of a block of `one_wait`.
 
     Args:
         holds: () bool, on any device. otherwise: may raise.

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedre_privacy.core.artifact_schema import Content
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.errors import DivergedError, IncompatibleError
-from fedre_privacy.core.host_copies import unless
+from fedre_privacy.core.host_copies import require
 from fedre_privacy.core.rng import seeded_generators
 from fedre_privacy.core.types import Emission, Mixture, Upload
 from fedre_privacy.defenses.apply import (
@@ -272,7 +272,7 @@ def _sent_copies(
             )
 
     for holds in _sums_are_finite(emission.artifact for emission in emissions):
-        unless(holds, refuse)
+        require(holds, refuse)
     return copies
 
 

@@ -47,24 +47,24 @@ def test_a_block_waits_once():
 def test_reading_what_has_to_hold_is_that_wait():
     with copies.one_wait():
         copies.host_copies(VALUES)
-        copies.unless(torch.tensor(True), refuse)
+        copies.require(torch.tensor(True), refuse)
     assert not Queue.waits
 
 
 def test_what_does_not_hold_is_told_at_once_or_at_the_end_of_a_block():
     with pytest.raises(ValueError, match="not so"):
-        copies.unless(torch.tensor(False), refuse)
+        copies.require(torch.tensor(False), refuse)
     done = []
     with pytest.raises(ValueError, match="not so"), copies.one_wait():
-        copies.unless(torch.tensor(True), lambda: done.append("needless"))
-        copies.unless(torch.tensor(False), refuse)
+        copies.require(torch.tensor(True), lambda: done.append("needless"))
+        copies.require(torch.tensor(False), refuse)
         done.append("the rest of the block")
     assert done == ["the rest of the block"]
 
 
 def test_an_error_in_a_block_is_the_one_that_is_seen():
     with pytest.raises(KeyError), copies.one_wait():
-        copies.unless(torch.tensor(False), refuse)
+        copies.require(torch.tensor(False), refuse)
         raise KeyError
     copies.host_copies(VALUES)
     assert Queue.waits == 1
