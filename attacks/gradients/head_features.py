@@ -1,4 +1,4 @@
-"""Features of the single samples of a batch, out of the gradient of a softmax head.
+"""Features of single samples, out of the gradient of a softmax head or its change by training.
 
 The gradient of the head's weights and bias, side by side, is the mean of r_i (f_i, 1)' over the
 samples, with features f_i and residuals r_i = softmax(W f_i + b) - e_y. Residuals sum to 0, so up
@@ -12,6 +12,10 @@ to C - 1 samples leave a matrix whose rows span their (f_i, 1). What picks these
 
 Either way a vector is fitted to its own zeros, and it is right if it says so itself, see `Sample`.
 A sample's part is taken off the gradient, which leaves one of a smaller batch.
+
+Local steps over features that do not change leave the same sum, with the residuals of a sample
+added up over the steps. These are nearly those of heads on the straight way from before to after,
+and exactly known once every sample is found. So nothing is taken off, and zeros decide.
 """
 
 from __future__ import annotations
@@ -54,6 +58,18 @@ MOST = 40
 """Samples beyond which no features are drawn: the chance of a draw falls by half with each."""
 AT_ONCE = 1024
 """Draws at once."""
+HALF_ULP = 2.0**-24
+"""What one rounding to float32 moves a number by, as a share of it, at most."""
+ABOVE = 2.0
+"""By how much something of a head's change must exceed what rounding comes to."""
+ALIVE = 5.0
+"""By how much a feature must exceed what rounding comes to, to count as one that a sample has."""
+NEAR, APART = 0.5, 0.15
+"""How far a sample's share may be from 1 under its label, and how much nearer than under others."""
+MOMENTS = 8
+"""Heads on the way from before to after, at most, at which residuals are computed."""
+DRIFT = 0.1
+"""Share of a residual, as heads on the way have it, that may lie outside of the columns' span."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +86,8 @@ class HeadFeatures:
     All are certified: (f, 1) lies in the span of the rows, has no entry below zero, and `SPARE`
     zeros more than fix it; the residual that the head itself makes of f and a label lies in the
     span of the columns; and the gradient less this sample's part has a rank less. The last two are
-    C - r equations that nothing was fitted to.
+    C - r equations that nothing was fitted to. Of a head's change the last one is replaced where
+    all samples are found: each one's residuals are above zero but for its own class.
     """
 
     features: Tensor
@@ -82,22 +99,27 @@ class HeadFeatures:
 
 @dataclass(frozen=True, eq=False)
 class _Span:
-    """What is left of a gradient: columns (C, k), values (k,), rows (d + 1, k), orthonormal."""
+    """What is left of a gradient: columns (C, k), values (k,), rows (d + 1, k), orthonormal.
+
+    rounding: standard deviation of the error of each entry.
+    """
 
     columns: Tensor
     values: Tensor
     rows: Tensor
+    rounding: float = 0.0
 
     def alive(self) -> Tensor:
         """Rows (a, k) of features that some sample has, those with the smallest sums first."""
         size = (self.rows[:-1] * self.values).norm(dim=1)
         order = size.argsort()
-        return self.rows[order[size[order] > RANK * size.max()]]
+        noise = ALIVE * self.rounding * len(self.values) ** 0.5
+        return self.rows[order[size[order] > max(RANK * float(size.max()), noise)]]
 
     @staticmethod
-    def of(matrix: Tensor, rank: int) -> _Span:
+    def of(matrix: Tensor, rank: int, rounding: float = 0.0) -> _Span:
         left, values, right = torch.linalg.svd(matrix, full_matrices=False)
-        return _Span(left[:, :rank], values[:rank], right[:rank].T)
+        return _Span(left[:, :rank], values[:rank], right[:rank].T, rounding)
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,6 +189,67 @@ def features_of_head_gradient(
     )
 
 
+def features_of_head_change(
+    before: tuple[Tensor, Tensor],
+    after: tuple[Tensor, Tensor],
+    rng: torch.Generator,
+    *,
+    tries: int,
+    lr: float,
+    steps: int,
+    count: int,
+) -> HeadFeatures:
+    """Tell the samples apart on which a head was trained by plain SGD, over fixed features.
+
+    Args:
+        before, after: weight (C, d) and bias (C,) of the head, of float32.
+        rng: draws the features that are taken for zeros.
+        tries: draws for each sample, at most.
+        lr, steps: of the local training; each step rounds the head once.
+        count: samples of the client. Nothing is answered where the rank is another: the rows then
+            span something else too, or not all.
+    """
+    start, end = (torch.cat([w, b[:, None]], 1).detach().double() for w, b in (before, after))
+    unit = count / (lr * steps)  # makes each sample's residuals the mean over its steps
+    change = unit * (start - end)
+    classes, width = change.shape
+    rounding = HALF_ULP * float(torch.maximum(start.abs(), end.abs()).square().mean().sqrt())
+    rounding *= unit * math.sqrt(steps)
+    values = torch.linalg.svdvals(change)
+    least = ABOVE * rounding * (math.sqrt(classes) + math.sqrt(width))
+    rank = int((values > least).sum())
+    none = HeadFeatures(
+        change.new_zeros(0, width - 1), torch.zeros(0, dtype=torch.int64), values[:0], rank, 1.0
+    )
+    if not 0 < rank == count < classes:
+        return none
+    span = _Span.of(change, rank, rounding)
+    tried = torch.cat([*_candidates(span, change, (start + end) / 2, rng, tries)])
+    features, vectors, error = _with_own_zeros(span, tried)
+    at = torch.arange(min(steps, MOMENTS)) / min(steps, MOMENTS)  # heads between, as steps see them
+    heads = [start + float(moment) * (end - start) for moment in at]
+    residuals = torch.stack([_residuals(features, head) for head in heads]).mean(0)
+    outside, share = _explained(span, span, vectors, residuals)
+    away, labels = (share - 1).abs().masked_fill(outside > DRIFT, torch.inf).sort(1)
+    chosen = _each_once(features, error.argsort().tolist(), away[:, 0].isfinite(), rank)
+    if len(chosen) < rank:  # their labels are guesses
+        near, next_ = away[:, 0], away[:, 1]
+        chosen = [one for one in chosen if float(near[one]) < min(NEAR, float(next_[one]) - APART)]
+    if not chosen:
+        return none
+    features, labels, error = features[chosen], labels[chosen, 0], error[chosen]
+    rows = torch.cat([features, features.new_ones(len(features), 1)], 1)
+    summed = torch.linalg.lstsq(rows.T, change.T, driver="gelsd").solution  # (n, C)
+    if len(features) == rank:
+        labels = summed.argmin(1)
+        size = summed.abs().amax(1, keepdim=True)
+        other = torch.ones_like(summed, dtype=torch.bool).scatter(1, labels[:, None], False)
+        if bool(((summed < -DRIFT * size) & other).any()):
+            return none
+    left = float((change - summed.T @ rows).norm() / change.norm())
+    return HeadFeatures(features, labels, error, rank, left)
+
+
 def _candidates(
     span: _Span, matrix: Tensor, head: Tensor, rng: torch.Generator, tries: int
 ) -> Iterator[Tensor]:
@@ -224,20 +307,11 @@ def _certain(span: _Span, whole: _Span, head: Tensor, tried: Tensor) -> _Found |
     tried = tried[tried.isfinite().all(1) & (tried.norm(dim=1) > 0)]
     if not len(tried):
         return None
-    vectors, error = _fitted(span, tried)
-    last = vectors @ span.rows[-1]
-    vectors, error = vectors[last != 0] / last[last != 0, None], error[last != 0]
-    features = vectors @ span.rows[:-1].T
-    below = features.clamp(max=0).norm(dim=1) < NEGATIVE * features.norm(dim=1)
-    keep = below & (CAUTION * error <= WITHIN)
-    features, vectors, error = features[keep], vectors[keep], error[keep]
+    features, vectors, error = _with_own_zeros(span, tried)
     if not len(features):
         return None
-    outputs = torch.softmax(features @ head[:, :-1].T + head[:, -1], 1)
-    residuals = outputs[:, None] - torch.eye(len(head), dtype=outputs.dtype)
-    inside = residuals @ whole.columns
-    outside = (residuals - inside @ whole.columns.T).norm(dim=2) / residuals.norm(dim=2)
-    share = torch.einsum("nk,nck->nc", vectors / span.values, residuals @ span.columns)
+    residuals = _residuals(features, head)
+    outside, share = _explained(span, whole, vectors, residuals)
     away = outside / RESIDUAL + (share - 1).abs() / SCALE
     away, labels = away.min(1)
     every = torch.arange(len(labels))
@@ -246,14 +320,56 @@ def _certain(span: _Span, whole: _Span, head: Tensor, tried: Tensor) -> _Found |
     if not bool(right.any()):
         return None
     right &= error <= EXACT * error[right].min()
+    order = (away + error).argsort().tolist()
+    chosen = _each_once(features, order, right, len(span.values))
+    return found.take(torch.tensor(chosen)) if chosen else None
+
+
+def _with_own_zeros(span: _Span, tried: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Features (n, d), vectors (n, k) and expected errors (n,) of those that zeros fix."""
+    vectors, error = _fitted(span, tried)
+    last = vectors @ span.rows[-1]
+    vectors, error, last = vectors[last != 0], error[last != 0], last[last != 0].abs()
+    features = vectors @ span.rows[:-1].T
+    moved = span.rounding * (vectors / span.values).norm(dim=1)
+    size = features.norm(dim=1)
+    error = error + moved * (math.sqrt(len(span.rows)) / size + 1 / last)
+    vectors = vectors / (vectors @ span.rows[-1])[:, None]
+    features = vectors @ span.rows[:-1].T
+    below = features.clamp(max=0).norm(dim=1) < NEGATIVE * features.norm(dim=1)
+    keep = below & (CAUTION * error <= WITHIN)
+    return features[keep], vectors[keep], error[keep]
+
+
+def _residuals(features: Tensor, head: Tensor) -> Tensor:
+    """What each label would make of the outputs of a head (C, d + 1): (n, C, C)."""
+    outputs = torch.softmax(features @ head[:, :-1].T + head[:, -1], 1)
+    return outputs[:, None] - torch.eye(len(head), dtype=outputs.dtype)
+
+
+def _explained(
+    span: _Span, whole: _Span, vectors: Tensor, residuals: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What of residuals (n, C, C) lies outside of the columns, and 1 / what takes a rank off.
+
+    Shape: vectors (n, k) of the span; both answers (n, C).
+    """
+    inside = residuals @ whole.columns
+    outside = (residuals - inside @ whole.columns.T).norm(dim=2) / residuals.norm(dim=2)
+    share = torch.einsum("nk,nck->nc", vectors / span.values, residuals @ span.columns)
+    return outside, share
+
+
+def _each_once(features: Tensor, order: list[int], right: Tensor, most: int) -> list[int]:
+    """Places of vectors (n, d) that are right, in an order, none of them twice."""
     chosen: list[int] = []
-    for place in (away + error).argsort().tolist():
-        if not bool(right[place]) or len(chosen) == len(span.values):
+    for place in order:
+        if not bool(right[place]) or len(chosen) == most:
             continue
         gaps = (features[chosen] - features[place]).norm(dim=1)
         if bool((gaps > ALIKE * features[place].norm()).all()):
             chosen.append(place)
-    return found.take(torch.tensor(chosen)) if chosen else None
+    return chosen
 
 
 def _fitted(span: _Span, vectors: Tensor) -> tuple[Tensor, Tensor]:
@@ -265,9 +381,10 @@ def _fitted(span: _Span, vectors: Tensor) -> tuple[Tensor, Tensor]:
     if rank == 1:
         return vectors, vectors.new_zeros(len(vectors))
     error = vectors.new_full((len(vectors),), torch.inf)
-    for share in ZERO:
+    for share in (*ZERO, 0.0) if span.rounding else ZERO:
         reached = (vectors @ rows.T).abs()
-        zero = reached < share * reached.amax(1, keepdim=True)
+        noise = ALIVE * span.rounding * (vectors / span.values).norm(dim=1, keepdim=True)
+        zero = reached < (share * reached.amax(1, keepdim=True) if share else noise)
         enough = zero.sum(1) >= rank - 1 + SPARE
         vectors, zero = vectors[enough], zero[enough].double()
         if not len(vectors):
@@ -276,7 +393,9 @@ def _fitted(span: _Span, vectors: Tensor) -> tuple[Tensor, Tensor]:
         spread, fits = torch.linalg.eigh(square)
         vectors = fits[:, :, 0]
         rest = (spread[:, 0].clamp(min=TINY) / zero.sum(1)).sqrt()
-        error = rest * (1 / spread[:, 1:].clamp(min=1e-300)).sum(1).sqrt()
+        noise = span.rounding * (fits / span.values[:, None]).norm(dim=1)  # of each direction
+        clear = spread - ABOVE * zero.sum(1, keepdim=True) * noise.square()
+        error = rest * (1 / clear[:, 1:].clamp(min=1e-300)).sum(1).sqrt()
         reach = (vectors @ rows.T).norm(dim=1) + 1e-300
         error = error * (1 / reach + 1 / (vectors @ span.rows[-1]).abs().clamp(min=1e-300))
     return vectors, error

@@ -141,7 +141,12 @@ def misfit(training: TrainSettings, settings: AttackSettings) -> Misfit | None:
     step = ""
     needed = needed_for(settings.attack, kinds)
     lost = needed & settings.threat.grants - threat.grants
-    if not readable or not needed <= settings.threat.grants:
+    if readable and Knowledge.FROZEN_EXTRACTOR in needed - threat.grants:
+        step = "It is for extractors that nobody trains. Use "
+        if not training.public_extractors:
+            step += "--models efficientnet-lite0 --set model.trainable=head "
+        step += "--threat public-backbone."
+    elif not readable or not needed <= settings.threat.grants:
         pass  # it does not fit however clients train
     elif Knowledge.EXTRACTOR in lost:
         step = (

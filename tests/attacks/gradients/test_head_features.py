@@ -4,7 +4,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedre_privacy.attacks.gradients.head_features import features_of_head_gradient
+from fedre_privacy.attacks.gradients.head_features import (
+    features_of_head_change,
+    features_of_head_gradient,
+)
 
 DIM = 160
 
@@ -100,3 +103,74 @@ def test_a_gradient_of_zeros_says_nothing():
     weight, bias = head(10)
     found = read((torch.zeros(10, DIM), torch.zeros(10)), weight, bias)
     assert found.rank == 0 and len(found.features) == 0 and found.left == 0
+
+
+def trained(reps, labels, weight, bias, *, epochs=5, batch_size=100, lr=0.05, seed=0):
+    """The head after plain SGD over features (n, d) and the steps that it took."""
+    after, steps = (weight.clone(), bias.clone()), 0
+    rng = torch.Generator().manual_seed(seed)
+    for _ in range(epochs):
+        for rows in torch.randperm(len(labels), generator=rng).split(batch_size):
+            slopes = sent(reps[rows], labels[rows], *after)
+            after = after[0] - lr * slopes[0], after[1] - lr * slopes[1]
+            steps += 1
+    return after, steps
+
+
+def read_change(before, after, steps, count, *, lr=0.05):
+    rng = torch.Generator().manual_seed(7)
+    return features_of_head_change(before, after, rng, tries=2048, lr=lr, steps=steps, count=count)
+
+
+@pytest.mark.parametrize("batch_size", [100, 3])
+@pytest.mark.parametrize("count, classes", [(1, 10), (3, 10), (6, 10), (12, 60)])
+def test_all_samples_are_found_in_a_head_that_was_trained(count, classes, batch_size):
+    reps, start = features(count), head(classes)
+    labels = torch.arange(count) // 2
+    after, steps = trained(reps, labels, *start, batch_size=batch_size)
+    found = read_change(start, after, steps, count)
+    assert found.rank == count == len(found.features)
+    assert float(errors(found.features, reps).max()) < 1e-3
+    assert found.labels.sort().values.tolist() == labels.tolist()
+    assert found.left < 1e-3
+    means = torch.stack([reps[labels == label].mean(0) for label in labels.tolist()]).double()
+    if count > 1:
+        assert float(errors(means, reps).max()) > 0.1
+
+
+def test_a_gradient_taken_for_a_head_after_training_tells_less():
+    reps, start, labels = features(5), head(10), torch.arange(5)
+    after, steps = trained(reps, labels, *start, epochs=20)
+    gradient = [(old - new) / (0.05 * steps) for old, new in zip(start, after, strict=True)]
+    assert len(read(gradient, *start).features) < 5
+    assert len(read_change(start, after, steps, 5).features) == 5
+
+
+@pytest.mark.parametrize(
+    "what", ["noise", "another head", "another count", "features that move", "as many as classes"]
+)
+def test_nothing_is_certified_where_the_change_has_other_causes(what):
+    reps, start, labels = features(5), head(10), torch.arange(5)
+    after, steps = trained(reps, labels, *start)
+    count = 5
+    if what == "noise":
+        rng = torch.Generator().manual_seed(3)
+        size = 1e-3 * (after[0] - start[0]).std()
+        after = after[0] + size * torch.randn(10, DIM, generator=rng), after[1]
+    if what == "another head":
+        start = head(10, seed=1)
+    if what == "another count":
+        count = 4
+    if what == "features that move":
+        after, more = trained((reps + 0.05 * features(5, seed=2)), labels, *after)
+        steps += more
+    if what == "as many as classes":
+        count, labels = 10, torch.arange(10)
+        after, steps = trained(features(10), labels, *start)
+    assert len(read_change(start, after, steps, count).features) == 0
+
+
+def test_a_head_that_did_not_change_says_nothing():
+    start = head(10)
+    found = read_change(start, start, 5, 3)
+    assert found.rank == 0 and len(found.features) == 0
