@@ -688,24 +688,23 @@ MODES: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "dropout": [{"dropout": "masks"}, {"dropout": "off"}, {"dropout": "either"}],
 }
 """In which mode an attacker may take clients to be, by the layers that differ in it."""
-SEEDS = (11, 12, 13)
-"""Seeds of the networks of `modes`."""
 KINDS = ((1, 0), (4, 0), (4, 3))
 """Images and local steps of `modes`; 0: a gradient."""
 
 
 def modes(data: Images, options: argparse.Namespace) -> None:
     """Clients in training and in evaluation mode, attacked as in either one."""
-    networks = {}
+    networks, seeds = {}, list(map(int, options.networks.split(",")))
     for name in (options.models or "cnn4-dropout,cnn4-bn").split(","):
-        networks[name] = [zoo_with(name.removesuffix("-trained"), seed) for seed in SEEDS]
+        networks[name] = [zoo_with(name.removesuffix("-trained"), seed) for seed in seeds]
         for one in networks[name] if name.endswith("-trained") else ():
             train(one, data, options.warm_up)
     for mode in options.client_modes.split(","):
         for name, models in networks.items():
             for size, local in KINDS:
                 count = options.images or (4 if size == 1 else 2)
-                pairs = batches(data, count * len(SEEDS), size, tuning=options.tuning)
+                end = options.skip + count * len(seeds)
+                pairs = batches(data, end, size, tuning=options.tuning)[options.skip :]
                 attacked = [model for model in models for _ in range(count)]
                 how = LocalTrainingFacts(0.05, local, size, dict.fromkeys(range(len(pairs)), size))
                 sent: list[GradientState | ModelState] = []
@@ -741,7 +740,7 @@ def by_mode(
         report(f"{title}, {said}", found, pairs, data)
         ours, floor = (one["psnr"] for one in beside_floor(found, pairs, data))
         first = ours if first is None else first
-        above = (ours - floor).reshape(len(SEEDS), -1).mean(1)
+        above = (ours - floor).reshape(len(options.networks.split(",")), -1).mean(1)
         print(
             f"    above the floor by seed {', '.join(f'{one:+.1f}' for one in above)}; less the "
             f"first way {float((ours - first).mean()):+.2f} "
@@ -888,6 +887,8 @@ def parser() -> argparse.ArgumentParser:
         "--training", default="", help="image folder or .zip that -trained models train on"
     )
     options.add_argument("--local-steps", default="1,5,10", help="of update: comma list")
+    options.add_argument("--networks", default="11,12,13", help="of modes: seeds, comma list")
+    options.add_argument("--skip", type=int, default=0, help="of modes: batches left out")
     options.add_argument(
         "--client-modes", default="training,evaluation", help="of modes: comma list"
     )
