@@ -195,7 +195,7 @@ FORMS = (
         "head_features",
         "",
         "--networks 0 --batches 1 --sizes 3 --out heads.csv",
-        r"^untrained +0 +0.0 +3 +1 +3 +3 +3 +0 ",
+        r"^untrained +[01] +0\.\d+ +3 +1 +3 +[23] +[23] +0 ",
     ),
     Form("gradients", "imprint", "--images 1 --models cnn4", r"to 0.001: \d+ of 64 inputs have"),
     Form("gradients", "labels", f"{GRADIENTS},cnn4-trained", r" n 8 B=32 +joint +labels right \d"),
@@ -450,7 +450,9 @@ def test_a_documented_command_is_understood_and_has_a_smallest_form(found, load)
     given = vars(load(found.benchmark).parser().parse_args(found.words))
     for key in ("architecture", "architectures", "models"):
         for name in (given.get(key) or "cnn4").split(","):
-            members_of(name.removesuffix("-trained").removesuffix("-published"))
+            for more in ("-trained", "-published", "-bn", "-dropout"):  # said by benchmarks alone
+                name = name.removesuffix(more)
+            members_of(name)
     for key in ("protocols", "only"):
         assert set((given.get(key) or "fedre").split(",")) <= set(protocols.names())
     assert forms_of(found), f"no smallest form of: {found}"
