@@ -59,10 +59,7 @@ class HeadFeaturesAttack(Attack):
                 rank: Wedderburn, Lectures on matrices, 1934.
     """
 
-    when_to_use = (
-        "gradients of fewer samples than classes, and heads trained over frozen extractors: each "
-        "sample's features, before an attack on images"
-    )
+    when_to_use = "single features: of gradients of fewer samples than classes, of heads over frozen extractors"
     consumes = (GradientState, HeadState, ModelState)
     needs = frozenset({Knowledge.UPLOADS})
     needs_for: ClassVar[Mapping[type[Artifact], frozenset[Knowledge]]] = {

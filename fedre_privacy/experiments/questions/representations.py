@@ -41,8 +41,7 @@ class RepresentationsQuestion(Question):
     """Recover the representations of single images behind statistics, gradients or heads."""
 
     when_to_use = (
-        "which single representations stand behind class statistics, gradients or heads? a step "
-        "before images"
+        "which single representations stand behind statistics, gradients or heads? before images"
     )
 
     def kinds(self, protocol: Protocol, settings: AttackSettings) -> set[type[Artifact]]:
