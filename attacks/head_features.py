@@ -59,7 +59,10 @@ class HeadFeaturesAttack(Attack):
                 rank: Wedderburn, Lectures on matrices, 1934.
     """
 
-    when_to_use = "single features: of gradients of fewer samples than classes, of heads over frozen extractors"
+    when_to_use = (
+        "single features: of gradients of fewer samples than classes, of heads over frozen "
+        "extractors"
+    )
     consumes = (GradientState, HeadState, ModelState)
     needs = frozenset({Knowledge.UPLOADS})
     needs_for: ClassVar[Mapping[type[Artifact], frozenset[Knowledge]]] = {
