@@ -180,11 +180,13 @@ def work(chosen: argparse.Namespace, links: str, scratch: Path) -> int:
     on = machine(chosen.commit)
     kit.random_images(scratch)
     shipment = Shipment(chosen.ship)
-    lists = [] if chosen.size == CPU else [(KIT, kit.jobs(scratch, rehearse=chosen.rehearse))]
-    if chosen.data is not None:
+    data = None if chosen.data is None else chosen.data.resolve()
+    measured = kit.jobs(scratch, data, rehearse=chosen.rehearse)
+    lists = [] if chosen.size == CPU else [(KIT, measured)]
+    if data is not None:
         runs = (chosen.runs or scratch / "runs").resolve()
         device = "cpu" if on_cpu else "cuda"
-        given = ("--data", str(chosen.data.resolve()), "--runs", str(runs), "--device", device,
+        given = ("--data", str(data), "--runs", str(runs), "--device", device,
                  "--out", "{out}")  # fmt: skip
         lists.append((size, campaign.jobs(size, given)))
     failed = False

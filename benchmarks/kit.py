@@ -20,7 +20,7 @@ class Step:
         asked: what the number should be, in words.
         minutes: that it is expected to take on a GPU of a data centre.
         command: words behind ``python``; {speed}: a file of random images, {runs}: a folder,
-            {device}: cuda, or cpu in a rehearsal.
+            {device}: cuda, or cpu in a rehearsal, {data}: the data set that is given.
         small: words that replace the sizes in a rehearsal, or None to leave the step out there.
     """
 
@@ -32,6 +32,10 @@ class Step:
 
 
 INVERSION = "benchmarks/inversion.py"
+ON_DEVICE = (
+    INVERSION, "benchmarks/rounds.py", "benchmarks/captured.py", "benchmarks/surrogates.py",
+)  # fmt: skip
+"""Programs that take --device."""
 QUICK = "--quick --steps 3 --targets 2 --rows 2 --many 2 --sizes 32 --architectures cnn4"
 STEPS = (
     Step(
@@ -89,23 +93,29 @@ STEPS = (
          "tests/devices/cases.py trainings {runs} {device}", None),
     Step("attacks-as-on-a-cpu", "every line null", 2,
          "tests/devices/cases.py attacks {runs} {device}", None),
+    Step(
+        "surrogates", "whether 20,000 steps tell more than 2,000", 8,
+        "benchmarks/surrogates.py --dataset npz:{data} --per-class 600 --out {runs}",
+        "--per-class 20 --clients 3 --trained 2 --steps 20 --seeds 11 --targets 2",
+    ),
 )  # fmt: skip
 """In order of value."""
 
 
-def jobs(scratch: Path, *, rehearse: bool) -> list[Job]:
+def jobs(scratch: Path, data: Path | None, *, rehearse: bool) -> list[Job]:
     """The steps as jobs, none beside another, since each measures speed.
 
     Args:
         scratch: folder for the file of random images and for runs.
+        data: npz file; None: steps that need one are left out.
         rehearse: on a CPU, at toy sizes.
     """
     device = "cpu" if rehearse else "cuda"
     found = []
     for step in STEPS:
-        if rehearse and step.small is None:
+        if (rehearse and step.small is None) or (data is None and "{data}" in step.command):
             continue
-        words = words_of(step, scratch, device, small=rehearse)
+        words = words_of(step, scratch, device, data, small=rehearse)
         minutes = 0.0 if rehearse else step.minutes
         found.append(
             Job(step.name, step.name, minutes, tuple(words), asked=step.asked, alone=not rehearse)
@@ -113,11 +123,15 @@ def jobs(scratch: Path, *, rehearse: bool) -> list[Job]:
     return found
 
 
-def words_of(step: Step, scratch: Path, device: str, *, small: bool) -> Sequence[str]:
+def words_of(
+    step: Step, scratch: Path, device: str, data: Path | None, *, small: bool
+) -> Sequence[str]:
     """The command of a step, with what stands in braces filled in and sizes cut in a rehearsal."""
-    filled = step.command.format(speed=scratch / "random.npz", runs=scratch / "runs", device=device)
+    filled = step.command.format(
+        speed=scratch / "random.npz", runs=scratch / "runs", device=device, data=data
+    )
     words = shlex.split(filled)
-    if words[0] in (INVERSION, "benchmarks/rounds.py", "benchmarks/captured.py"):
+    if words[0] in ON_DEVICE:
         words += ["--device", device]
     if small and step.small:
         words += shlex.split(step.small)  # of an option given twice the last one counts

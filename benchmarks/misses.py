@@ -111,6 +111,14 @@ def keep(trial: ImageTrial, dataset: str, half: str, most: int) -> Case:
     wanted = fits.nonzero().squeeze(1)[:most]
     if not len(wanted):
         raise ConfigError(f"No target of {trial.run.name} belongs to half '{half}'.")
+    return chosen_of(trial, wanted)
+
+
+def chosen_of(trial: ImageTrial, wanted: Tensor) -> Case:
+    """Leave in a trial of single representations the targets (n,) that are wanted, ascending."""
+    group = trial.groups[TARGET]
+    truth = group.truth
+    samples = torch.tensor([int(truth.mixture.support(row)[0]) for row in wanted.tolist()])
     uploads, first = [], 0
     for upload in group.uploads:
         (artifact,) = upload.artifacts
@@ -121,8 +129,7 @@ def keep(trial: ImageTrial, dataset: str, half: str, most: int) -> Case:
         if len(own):
             part = Representations(artifact.reps[own], artifact.labels[own])
             uploads.append(Upload(upload.client, upload.round, (part,)))
-    chosen = torch.tensor(samples)[wanted]
-    mixture = Mixture(torch.arange(len(wanted)), chosen, torch.ones(len(wanted)), len(wanted))
+    mixture = Mixture(torch.arange(len(wanted)), samples, torch.ones(len(wanted)), len(wanted))
     return Case(
         replace(trial.observation, targets=tuple(uploads)),
         replace(

@@ -246,6 +246,12 @@ FORMS = (
         "--set train.clients=4 --out runs --attacks=",
         r"ACTIVE SERVER(.|\n)*post_broadcast(.|\n)*(^ *norm |nothing was steered)",
     ),
+    Form(
+        "surrogates",
+        "",
+        "--seeds 11 --per-class 20 --clients 3 --trained 2 --steps 3 --targets 2 --out runs",
+        r"^sdar +n 2, (.|\n)*^fora +n 2, (.|\n)*^extractor +n 2, .*found \d",
+    ),
     Form("fuzz", "--input", "--subjects fedproto", r"^all +1 "),
     Form("fuzz", "", "--seconds 5 --jobs 1 --subjects fedproto", r"^all +\d+ "),
     Form("kills", "", "--moments 1 --of draw", r"^ *all +1 +\d +\d +1 +0$"),
