@@ -256,5 +256,6 @@ class Scheduler:
 
 
 def _placeless(word: str) -> str:
-    """A word of a command without the folders of one machine."""
-    return Path(word).name if word.startswith("/") else word
+    """A word of a command, also of the form KIND:PATH, without the folders of one machine."""
+    kind, colon, path = word.rpartition(":")
+    return f"{kind}{colon}{Path(path).name}" if path.startswith("/") else word
