@@ -154,8 +154,8 @@ class HeadFeaturesAttack(Attack):
                 f"{who}: {len(one.labels)} of {case.size} samples certain, {case.steps} local steps"
                 if one.rank == case.size
                 else f"{who}: a change of rank {one.rank} by {case.size} samples leaves their "
-                f"features open; of {observation.num_classes} classes fewer are read, of images "
-                "that rounding does not hide"
+                f"features open; a head of {observation.num_classes} classes tells fewer samples "
+                "apart, and rounding hides those that hardly move it"
             )
         return found
 
