@@ -123,7 +123,9 @@ def test_every_reason_is_given_at_once():
 def test_readers_of_a_kind():
     assert {"dip", "pixel"} <= set(readers([EntangledRep]))
     membership = ["alignment", "loss-membership", "own-list-alignment", "span"]
-    assert set(readers([HeadState])) == {"head", "labels", "property", *membership}
+    assert set(readers([HeadState])) == {
+        "head", "head-features", "labels", "property", *membership,
+    }  # fmt: skip
     assert readers([]) == []
     assert "labels" in readers([ModelState, Counts]) and "head" not in readers([ModelState, Counts])
 
