@@ -112,9 +112,13 @@ number of samples behind a second moment, which is more than is tried."""
 
 
 def readers(protocol):
-    """Attacks that read what a protocol sends."""
-    sent = SENT[protocol]
-    return [n for n in attacks.names() if issubclass(sent, attacks.get(n).consumes)]
+    """Attacks that read what a protocol sends where clients train their extractors."""
+    sent, found = SENT[protocol], [attacks.get(name) for name in attacks.names()]
+    return [
+        one.name for one in found
+        if issubclass(sent, one.consumes)
+        if Knowledge.FROZEN_EXTRACTOR not in one.needs_for.get(sent, ())
+    ]  # fmt: skip
 
 
 PAIRS = [
