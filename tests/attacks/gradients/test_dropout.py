@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from fedre_privacy.attacks.base import attacks
+from fedre_privacy.attacks.base import Context, attacks
+from fedre_privacy.attacks.gradients import signed_search
 from fedre_privacy.attacks.gradients.dropout_masks import DropoutMask, place_masks
 from fedre_privacy.attacks.gradients.matching import UpdateMatch, gradient
 from fedre_privacy.attacks.gradients.objectives import cosine
-from fedre_privacy.attacks.gradients.victims import Victim
+from fedre_privacy.attacks.gradients.victims import Victim, victims_of
 from fedre_privacy.attacks.update_inversion import LocalSteps
 from fedre_privacy.core.artifacts import GradientState
 from fedre_privacy.core.rng import seeded_generators
@@ -140,9 +142,30 @@ def test_a_short_search_tells_whether_a_client_dropped_anything(
     smooth, small, small_labels, gradient_of, watch
 ):
     model = with_dropout(smooth()).requires_grad_(False)
-    quiet = gradient_of(model, small[:1], small_labels[:1])
-    loud = sent_in_training(model, small[:1], small_labels[:1], 0)[0]
+    sent = []
+    for k in range(4):
+        images, labels = small[k : k + 1], small_labels[k : k + 1]
+        sent.append(GradientState(gradient_of(model, images, labels)))
+        sent.append(GradientState(sent_in_training(model, images, labels, k)[0]))
     found = attacks.get("inverting-gradients")(steps=2, bn="eval", dropout="either")(
-        watch([GradientState(loud), GradientState(quiet)], model)
+        watch(sent, model)
     )
-    assert "masks of dropout sought (1 of 2 uploads)" in found.stopped_because
+    assert "masks of dropout sought (4 of 8 uploads)" in found.stopped_because
+
+
+@pytest.mark.parametrize(("left", "told"), [((0.020, 0.012), "off"), ((0.40, 0.05), "masks")])
+def test_masks_have_to_explain_most_of_what_is_left(
+    left, told, smooth, small, small_labels, gradient_of, watch, monkeypatch
+):
+    model = with_dropout(smooth()).requires_grad_(False)
+    observation = watch([GradientState(gradient_of(model, small[:1], small_labels[:1]))], model)
+    fits = iter(left)  # without masks, then with them, which can explain more of any upload
+    monkeypatch.setattr(
+        signed_search, "signed_adam", lambda *a, **k: SimpleNamespace(fit=torch.tensor(next(fits)))
+    )
+    (found,) = signed_search.by_trial(
+        victims_of(observation), [small_labels[:1]],
+        lambda one: UpdateMatch(one, gradient, cosine, bn="eval", device=CPU),
+        observation, Context(), bn="eval", dropout="either",
+    )  # fmt: skip
+    assert found.dropout == told
