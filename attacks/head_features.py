@@ -45,7 +45,8 @@ class HeadFeaturesAttack(Attack):
     Local steps over features that nobody trains change a head by the same sum, so a head that was
     trained over a frozen extractor is read likewise, over any number of epochs and batches. All
     samples of the client must then be fewer than the classes. What the rounding of the head to
-    float32 hides is not answered.
+    float32 hides is not answered. The certificate is of the features: a label is certain only
+    where all samples of a client are found.
 
     Shape:      one gradient with a head (C, d) and (C,), or this head before and after;
                 vectors (N, d), not negative

@@ -10,8 +10,8 @@ head that the server broadcast, while a discriminator that sees the class tells 
 `fora` (Xu et al., CVPR 2024) needs no labels: a multi-kernel distance of distributions and a
 discriminator draw the surrogate to the client. A decoder learns from the surrogate's
 representations of public images. `extractor` is the control: the same decoder on the client's own.
-Printed are dB over the best floor and how many are found. Weights are those of the papers; nothing
-was chosen here.
+Printed are dB over the best floor and how many are found. These are the ideas of the papers, not
+their programs: weights and networks are this file's, and its decoder does not see the class.
 """
 
 from __future__ import annotations
