@@ -21,7 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 import torch
@@ -29,6 +29,7 @@ from misses import Case, case_of, case_options
 from torch import Tensor
 
 from fedre_privacy.attacks.base import Context, attacks
+from fedre_privacy.core.artifacts import Representations
 from fedre_privacy.core.config import build_plugin
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.outcomes import Reconstruction
@@ -52,6 +53,7 @@ WAYS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "kalman, short": ("ensemble-kalman", {"steps": 1, "views": 4, "members": 500}),
     "kalman, 1,000": ("ensemble-kalman", {"members": 1000}),
     "kalman, 3,000": ("ensemble-kalman", {"members": 3000, "views": 18}),
+    "kalman, 5 steps": ("ensemble-kalman", {"members": 3000, "views": 18, "steps": 5}),
     "ensemble-kalman": ("ensemble-kalman", {}),
     "mean": (
         "mean",
@@ -62,6 +64,8 @@ WAYS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
 }
 """Names of the rows: attacks and settings. "diffusion, linear" has the linear denoiser alone."""
+
+CONTROLS = ("noise", "permuted")
 
 
 def with_aux(case: Case, given: str, seed: int) -> Case:
@@ -78,6 +82,27 @@ def with_aux(case: Case, given: str, seed: int) -> Case:
     if aux.shape[1:] != before.shape[1:]:
         raise ConfigError(f"Images of {name} are {tuple(aux.shape[1:])}, not those of the run.")
     return replace(case, observation=replace(case.observation, aux=aux, aux_labels=None))
+
+
+def controlled(case: Case, control: str, seed: int) -> Case:
+    """The case with uploads that say nothing of their images: noise of the uploads' mean and
+    spread in every dimension, or every upload in the place of another target's.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    uploads = case.observation.targets
+    parts = [cast(Representations, upload.artifacts[0]) for upload in uploads]
+    reps = torch.cat([part.reps for part in parts])
+    if control == "permuted":
+        changed = reps.roll(1 + int(torch.randint(len(reps) - 1, (), generator=generator)), 0)
+    else:
+        noise = torch.randn(reps.shape, generator=generator)
+        changed = reps.mean(0) + reps.std(0) * noise
+    pieces = changed.split([len(part.reps) for part in parts])
+    targets = tuple(
+        replace(upload, artifacts=(Representations(piece, part.labels),))
+        for upload, piece, part in zip(uploads, pieces, parts, strict=True)
+    )
+    return replace(case, observation=replace(case.observation, targets=targets))
 
 
 def nearer_to_aux(images: Tensor, case: Case) -> Tensor:
@@ -164,6 +189,9 @@ def parser() -> argparse.ArgumentParser:
         "--beside", default="dip", choices=WAYS, help="way that differences are taken to"
     )
     made.add_argument("--aux", metavar="D[:PATH]", help="data set of the attacker's own images")
+    made.add_argument(
+        "--control", choices=CONTROLS, help="attack uploads that say nothing of their images"
+    )
     made.add_argument("--out", type=Path, help="CSV file for the scores of single targets")
     return made
 
@@ -180,6 +208,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         case = case_of(run, chosen.drawn, chosen.half, chosen.targets, threat="strong")
         if chosen.aux:
             case = with_aux(case, chosen.aux, run.settings.train.seed)
+        if chosen.control:
+            case = controlled(case, chosen.control, run.settings.train.seed)
         for way in ways:
             rows, seconds = scored(case, way, run.settings.train.seed)
             tables.append(rows.assign(run=run.name))

@@ -19,6 +19,9 @@ from .index import read_index
 from .lists import list_presets
 from .output import Output
 
+FOLDER_WORDS = ("out", "output", "out-dir", "output-dir", "run-dir")
+"""What `--runs-dir` is called elsewhere."""
+
 
 def command(
     parser: argparse.ArgumentParser,
@@ -65,7 +68,10 @@ def _unrecognised(parser: argparse.ArgumentParser, strange: Sequence[str]) -> st
     hints = []
     for word in strange:
         option = word.partition("=")[0]
-        if option.startswith("--") and (close := nearest(option.removeprefix("--"), names)):
+        name = option.removeprefix("--")
+        if name in FOLDER_WORDS and "runs-dir" in names:
+            hints.append("Folders of runs go to --runs-dir.")
+        elif option.startswith("--") and (close := nearest(name, names)):
             hints.append(f"Did you mean --{close}?")
         elif word in _protocols():
             hints.append(f"'{word}' is a protocol: --protocol {word}.")

@@ -547,6 +547,7 @@ def test_every_exit_code_is_documented(repo: Path) -> None:
     ("words", "text"),
     [
         (["--traget", "labels"], "unrecognized arguments: --traget. Did you mean --target?"),
+        (["--out=mine"], "arguments: --out=mine. Folders of runs go to --runs-dir."),
         (["--protocol", "fedre", "--roudns=3"], "Did you mean --rounds?"),
         (["--protocol", "fedre", "--name=mine"], "unrecognized arguments: --name=mine.\n"),
     ],
