@@ -168,17 +168,18 @@ class Variant:
 
     def candidate_row(self) -> dict[str, str]:
         """A row of the table of line-ups by representations."""
-        first, alone = (self.get("retrieved1", "value", group=g) for g in (ALL, SINGLE))
-        return {
+        row = {
             "protocol": self.protocol,
             "defence": f"`{self.given}`" if self.setting else self.given,
-            "found": spread(first, digits=2),
-            "guess": f"{self.get('retrieved1', 'floor').mean():.2f}",
-            "n": f"{self.get('retrieved1', 'n').sum():.0f}",
-            "one image each": spread(alone, digits=2),
-            "guess of these": f"{self.get('retrieved1', 'floor', group=SINGLE).mean():.2f}",
-            "n of these": f"{self.get('retrieved1', 'n', group=SINGLE).sum():.0f}",
         }
+        for title, group in (("", ALL), ("one image each: ", SINGLE)):
+            for who in (NAIVE, ADAPTIVE):
+                row[f"{title}found, {who}"] = spread(
+                    self.get("retrieved1", "value", who, group), digits=2
+                )
+            row[f"{title}guess"] = f"{self.get('retrieved1', 'floor', group=group).mean():.2f}"
+            row[f"{title}n"] = f"{self.get('retrieved1', 'n', group=group).sum():.0f}"
+        return row
 
     def gradient_row(self) -> dict[str, str]:
         """A row of the table of gradients, whose accuracy after one round says nothing."""
@@ -366,7 +367,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         variants_of([read_result(path) for path in files]), sweep["protocols"], asked
     )
     if kind:
-        write([rows[kind](one) for one in variants], chosen.out / f"{file}.csv")
+        write([rows[kind](one) for one in variants], chosen.only or chosen.out / f"{file}.csv")
         return
     usual = first_settings(asked)
     named = [{"protocol": one.protocol, **one.row()} for one in variants]

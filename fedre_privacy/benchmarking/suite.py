@@ -57,8 +57,12 @@ def _values(name: str, entry: SuiteEntry) -> Values:
 def named_suite(names: Sequence[str | Attack], *, targets: int | None = None) -> list[Values]:
     """Attacks given as ``attack``, ``attack@target``, ``attack@target@threat`` or as objects.
 
+    What is left out is as in the attack's first use that fits (`Attack.suite`): `linear` is
+    ``linear@uploaded@strong``. Without such a use the target is what is uploaded, and the threat
+    model the paper's.
+
     Raises:
-        ConfigError: an unknown target.
+        ConfigError: an unknown attack or target.
     """
     out = []
     for name in names:
@@ -70,8 +74,10 @@ def named_suite(names: Sequence[str | Attack], *, targets: int | None = None) ->
         target, _, threat = rest.partition("@")
         if target and target not in target_names():
             raise ConfigError(unknown_name("target", target, target_names()))
-        entry = _values(attack, SuiteEntry(Artifact, threat or PAPER, target or "uploaded"))
-        out.append(_with_targets(entry, targets))
+        uses = (*attacks.get(attack).suite, SuiteEntry(Artifact, PAPER))
+        usual = next((use for use in uses if use.target == target), uses[0])
+        chosen = {"target": target or usual.target, "threat": threat or usual.threat}
+        out.append(_with_targets({"attack": {"name": attack}, **chosen}, targets))
     return out
 
 

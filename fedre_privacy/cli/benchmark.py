@@ -229,9 +229,15 @@ def _print_dry_run(
     seconds, disk = 0.0, 0
     known: dict[str, float] = {}
     rows, trainings = [], []
+
+    def report(attack: str, takes: float) -> None:
+        output.event("estimate.attack", {"attack": attack, "seconds": takes})
+        output.line("Attack", f"{attack}: about {human_seconds(takes)} on one training")
+
+    output.text()
     for label in dict.fromkeys(job.label for job in jobs):
         job = firsts[label]
-        train_s, attack_s, record = dry_run_suite(job.training, job.attacks, device, known)
+        train_s, attack_s, record = dry_run_suite(job.training, job.attacks, device, known, report)
         own = train_s + attack_s
         times = sum(other.label == label for other in jobs)
         seconds += own * times
@@ -248,8 +254,6 @@ def _print_dry_run(
         )
     output.text()
     output.table(rows)
-    output.text()
-    output.table([{"attack": k, "on one training": human_seconds(s)} for k, s in known.items()])
     output.text()
     output.line("In all", f"about {human_seconds(seconds)} with one job at a time")
     chosen, shorter = quicker(trainings, known, SHORT_S) if seconds > SHORT_S else ([], 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,12 +129,14 @@ def dry_run_suite(
     suite: Sequence[AttackSettings],
     device: torch.device,
     known: dict[str, float],
+    report: Callable[[str, float], None],
 ) -> tuple[float, float, int]:
     """Estimate one training and all attacks on it from their first steps.
 
     Args:
         known: seconds of each attack (`words_of`) that was measured before, for another training of
             the same benchmark. Those are not measured again, and new ones are added.
+        report: is told the words and seconds of each attack once it is measured.
 
     Returns:
         Seconds of the training, of the attacks, and bytes of the training's record.
@@ -153,6 +155,7 @@ def dry_run_suite(
             what = words_of(settings)
             if what not in known:
                 known[what] = _attack_seconds(trial, settings, device)
+                report(what, known[what])
             attack_s += known[what]
     return train_s, attack_s, disk
 

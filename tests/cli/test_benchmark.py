@@ -135,18 +135,19 @@ def test_the_page_of_a_benchmark_opens(
 def test_a_long_dry_run_names_attacks_that_would_be_quicker(attack_s, quick, monkeypatch, capsys):
     """They give a first answer in a quarter of an hour, and are given as they are named."""
 
-    def measured(training, suite, device, known):
+    def measured(training, suite, device, known, report):
         for settings in suite:
             short = settings.attack.name in ("linear", "labels")
             own = 4.0 if settings.attack.name == "labels" else 3.0
             known[words_of(settings)] = own if short else attack_s
+            report(words_of(settings), known[words_of(settings)])
         return 10.0, sum(known.values()), 1024
 
     monkeypatch.setattr("fedre_privacy.experiments.dry_run.dry_run_suite", measured)
     options = ["--protocols", "fedproto,fedgh", "--seeds", "0,1,2", "--dry-run"]
     assert benchmark.main(options) == 0
     said = capsys.readouterr().out
-    assert "dip@uploaded@fedre-paper" in said
+    assert "dip@uploaded@fedre-paper: about " in said
     if quick is None:
         assert "Quicker" not in said
         return

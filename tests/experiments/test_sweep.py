@@ -109,6 +109,24 @@ def test_keys_and_emptiness_are_refused():
         named_suite(["dip@prototype"])
 
 
+@pytest.mark.parametrize(
+    ("named", "target", "threat"),
+    [
+        ("linear", "uploaded", "strong"),
+        ("labels", "uploaded", "realistic"),
+        ("inverting-gradients", "update", "fedre-paper"),
+        ("dip@recovered-prototypes", "recovered-prototypes", "strong"),
+        ("linear@uploaded@fedre-paper", "uploaded", "fedre-paper"),
+        ("pixel", "uploaded", "fedre-paper"),
+        ("linear@representations", "representations", "strong"),
+    ],
+)
+def test_what_is_left_out_of_a_name_is_as_usual_for_the_attack(named, target, threat):
+    (found,) = named_suite([named])
+    attack = named.partition("@")[0]
+    assert found == {"attack": {"name": attack}, "target": target, "threat": threat}
+
+
 ODD = [
     {"base": "cnn4"}, {"base": 3}, {"base": [1]}, {"seeds": 5}, {"seeds": ["a"]}, {"seeds": [-1]},
     {"seeds": [True]}, {"seeds": [0.5]}, {"attacks": 3}, {"attacks": "labels"}, {"attacks": [3]},
