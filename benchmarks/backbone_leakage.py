@@ -6,8 +6,10 @@
 Attacks the last round of the federations of public_backbones.py with attacks that take seconds, and
 keeps the answers in DIR/leakage.csv; what has a row is not attacked again. A federation that is not
 in DIR/runs is trained first. The table has means over seeds, in brackets the floor that each attack
-is held against, and n. Where clients send how many images of each class they have, nobody has to
-attack for that: ``sent``.
+is held against and what the same attack says of noise in place of the upload, and n. Noise has the
+mean and spread of what is sent, in every dimension; labels, their encodings and counts stay as they
+are. Where clients send how many images of each class they have, nobody has to attack for that:
+``sent``.
 """
 
 from __future__ import annotations
@@ -19,16 +21,20 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from public_backbones import PARTITIONS, PROTOCOLS, Cell, cells, named, train
 from tools import RowsFile, options
+from torch import Tensor
 
 from fedre_privacy import api
 from fedre_privacy.attacks.base import Context, attacks, can_read
-from fedre_privacy.core.artifacts import ClassStatistics, Counts
+from fedre_privacy.core.artifacts import Artifact, ClassStatistics, Content, Counts
+from fedre_privacy.core.errors import FedreError
+from fedre_privacy.core.types import Observation
 from fedre_privacy.eval import Card
 from fedre_privacy.experiments.attack import prepare_attack
 from fedre_privacy.protocols.base import protocols
@@ -74,7 +80,9 @@ QUESTIONS: Mapping[str, Question] = {
     ),
 }
 KEY = ("models", "protocol", "partition", "seed")
-FIELDS = (*KEY, "question", "attack", "n", "value", "floor", "seconds")
+FIELDS = (*KEY, "question", "attack", "n", "value", "floor", "noise", "seconds")
+OPEN = {Content.LABEL, Content.LABEL_ENCODING, Content.COUNT}
+"""What stays as it is where the rest of an upload is noise."""
 Row = Mapping[str, object]
 
 
@@ -87,30 +95,74 @@ def answers(cell: Cell, data: str, folder: Path) -> Iterator[Row]:
     }
     if COUNTED & set(uploads):
         able.discard("labels")
-    done: dict[str, tuple[Card, float]] = {}
+    done: dict[str, tuple[Card, Card | None, float]] = {}
     for name, question in QUESTIONS.items():
         attack = next((one for one in question.attacks if one in able), None)
         if attack is None:
             continue
         if attack not in done:
             began = time.process_time()
-            done[attack] = _scores(run, attack, question.threat), time.process_time() - began
-        card, seconds = done[attack]
+            found = _scores(run, attack, question.threat)
+            done[attack] = *found, time.process_time() - began
+        card, control, seconds = done[attack]
         measure = card.get(question.measure)
+        noise = None if control is None else control.get(question.measure).value
         yield {
             **{key: getattr(cell, key) for key in KEY}, "question": name, "attack": attack,
             "n": measure.n, "value": _number(measure.value), "floor": _number(measure.floor),
-            "seconds": round(seconds, 1),
+            "noise": _number(noise), "seconds": round(seconds, 1),
         }  # fmt: skip
 
 
-def _scores(run: api.Run, attack: str, threat: str) -> Card:
-    """The scores of an attack, of which neither figures nor pages are written."""
+def _scores(run: api.Run, attack: str, threat: str) -> tuple[Card, Card | None]:
+    """The scores of an attack on the uploads, and on noise where that is what it reads.
+
+    Neither figures nor pages are written.
+    """
     problems: list[str] = []
     given = {"attack": attack, "threat": threat, "eval": {"targets": TARGETS}}
     settings = require_resolved(resolve_attack(given, {}, problems), problems)
     trial = prepare_attack(run, settings)
-    return trial.score(settings.attack(trial.observation, Context(trial.attack_seed)))
+    seen, context = trial.observation, Context(trial.attack_seed)
+    card = trial.score(settings.attack(seen, context))
+    if attack == "labels":
+        return card, None
+    try:
+        return card, trial.score(settings.attack(_of_noise(seen, trial.attack_seed), context))
+    except FedreError:
+        return card, None
+
+
+def _of_noise(seen: Observation, seed: int) -> Observation:
+    """What an attacker sees, with noise for everything but labels and counts in all uploads."""
+    generator = torch.Generator().manual_seed(seed)
+    targets, uploads = (
+        tuple(
+            replace(upload, artifacts=tuple(_noise_for(one, generator) for one in upload.artifacts))
+            for upload in given
+        )
+        for given in (seen.targets, seen.uploads)
+    )
+    return replace(seen, targets=targets, uploads=uploads)
+
+
+def _noise_for(artifact: Artifact, generator: torch.Generator) -> Artifact:
+    def drawn(values: Any) -> Any:
+        if isinstance(values, Mapping):
+            return {name: drawn(one) for name, one in values.items()}
+        if not isinstance(values, Tensor) or not values.is_floating_point():
+            return values
+        noise = torch.randn(values.shape, generator=generator)
+        if len(values) < 2 or values.dim() < 2:
+            return values.mean() + values.std(unbiased=False) * noise
+        return values.mean(0) + values.std(0) * noise
+
+    changed = {
+        field.name: drawn(getattr(artifact, field.name))
+        for field in fields(artifact)
+        if field.metadata.get("content") not in OPEN
+    }
+    return replace(artifact, **changed)
 
 
 def _number(value: float | None) -> str:
@@ -147,10 +199,13 @@ def _words(rows: Sequence[Mapping[str, str]]) -> str:
     """Mean, floor and n of the answers of all seeds."""
     if not rows:
         return "-"
-    value, floor = ([float(row[key]) for row in rows if row[key]] for key in ("value", "floor"))
+    value, floor, noise = (
+        [float(row[key]) for row in rows if row[key]] for key in ("value", "floor", "noise")
+    )
     if not value:
         return "no answer"
-    beside = f" ({statistics.fmean(floor):.2f})" if floor else ""
+    beside = f" ({statistics.fmean(floor):.2f}" if floor else " (-"
+    beside += f"; {statistics.fmean(noise):.2f})" if noise else ")"
     return f"{statistics.fmean(value):.2f}{beside}, n {sum(int(row['n']) for row in rows)}"
 
 
