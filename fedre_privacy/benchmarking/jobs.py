@@ -12,7 +12,7 @@ from typing import Any
 
 from fedre_privacy.core import files
 from fedre_privacy.core.config import merge
-from fedre_privacy.core.errors import ConfigError, DamagedInputError
+from fedre_privacy.core.errors import ConfigError, DamagedInputError, IncompatibleError
 from fedre_privacy.core.typed_yaml import check
 from fedre_privacy.experiments.attacked_rounds import only_recorded
 from fedre_privacy.experiments.compatibility import check_ahead
@@ -73,6 +73,11 @@ class BenchmarkJob:
         return f"{safe}-s{self.seed}-{files.settings_hash(self.plain())[:6]}"
 
 
+IN_A_BENCHMARK = (
+    "In a benchmark --attack, --target and --threat are one word: --attacks attack@target@threat."
+)
+
+
 @dataclass(frozen=True)
 class Variant:
     """Settings laid over the base, under a name of their own."""
@@ -100,6 +105,7 @@ def plan(
     problems: dict[str, list[str]] = {}
     owners: dict[str, str] = {}
     twice: list[str] = []
+    unfit: dict[str, list[str]] = {}
     for variant in variants:
         for seed in seeds:
             values = merge(merge(dict(base), variant.values), {"train": {"seed": seed}})
@@ -110,8 +116,11 @@ def plan(
                 found = [resolve_attack({**chosen}, {}, own) for chosen in suite(training)]
                 attacks = [settings for settings in found if settings is not None]
                 training = _keep_first_round(training, attacks)
-                for settings in attacks:
-                    check_ahead(training, settings)
+                try:
+                    for settings in attacks:
+                        check_ahead(training, settings)
+                except IncompatibleError as error:
+                    unfit.setdefault(str(error), []).append(variant.label)
             for text in own if seed == seeds[0] else ():
                 problems.setdefault(text, []).append(variant.label)
             if training is not None and not own:
@@ -125,6 +134,9 @@ def plan(
     ]
     if told or twice:
         raise ConfigError(*told, *twice)
+    if unfit:
+        said = [f"{', '.join(dict.fromkeys(own))}: {text}" for text, own in unfit.items()]
+        raise IncompatibleError(*said, next_step=IN_A_BENCHMARK)
     return jobs
 
 

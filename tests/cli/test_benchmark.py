@@ -167,3 +167,15 @@ def test_many_variants_are_counted_and_few_are_named(monkeypatch, capsys):
     assert benchmark.main([*options, "fedproto,fedgh,fedre,fedavg"]) == 0
     said = capsys.readouterr().out
     assert re.search(r"^Compare +fedproto, fedgh and 2 more$", said, re.MULTILINE)
+
+
+def test_attacks_that_fit_no_upload_are_told_once_by_variant(capsys):
+    named = "linear@uploaded@fedre-paper"
+    options = ["--protocols", "fedgh,fedproto,fedavg", "--attacks", named, "--dry-run"]
+    assert benchmark.main(options) == 3
+    said = capsys.readouterr().err
+    assert said.count("fedgh, fedproto: Attack 'linear' needs AUX-DATA") == 1
+    assert "fedavg: Attack 'linear' reads Representations" in said
+    assert said.rstrip().endswith("--attacks attack@target@threat.")
+    options[1] = "fedgh,fedpr"
+    assert benchmark.main(options) == 2 and "fedpr: Unknown protocol" in capsys.readouterr().err
