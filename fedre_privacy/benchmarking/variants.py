@@ -253,6 +253,9 @@ def _label(chosen: Any) -> str:
 def _display_choice(chosen: Any) -> str:
     if isinstance(chosen, list | tuple):
         return " + ".join(map(_display_choice, chosen))
+    if isinstance(chosen, Mapping):  # as it would be named
+        more = ",".join(f"{k}={_display_choice(v)}" for k, v in chosen.items() if k != "name")
+        return f"{chosen.get('name', '?')}:{more}".rstrip(":")
     return brief(chosen) if is_dataclass(chosen) else str(chosen)
 
 

@@ -100,6 +100,13 @@ def test_a_list_among_defences_is_a_chain_in_its_order():
     assert [one.name for one in turned.training.defense] == ["quantise", "mask"]
 
 
+def test_a_defence_that_is_given_by_its_settings_is_labelled_as_it_would_be_named():
+    given = {"name": "quantise", "bits": 4}
+    for chosen in (given, ["mask:keep=0.5", given]):
+        made = plan_jobs(wanted(protocols=["fedgh"], defenses=[chosen]))
+        assert made[0].label.endswith(" + quantise:bits=4")
+
+
 def test_keys_and_emptiness_are_refused():
     with pytest.raises(ConfigError, match="Did you mean 'protocols'"):
         read_sweep({"protocol": ["fedre"]}, {}, name="x")
