@@ -307,9 +307,9 @@ class ComparedOptions(TypedDict, total=False):
     ]
     attacks: Annotated[
         "Sequence[Name | Attack] | None",
-        "attack, attack@target or attack@target@threat, the rest as it is usual for the attack; in "
-        "Python also objects, or settings such as {'attack': DeepImagePrior(steps=300), 'target': "
-        "'prototypes'}",
+        "attack, attack@target or attack@target@threat; what is left out is usual for the attack; "
+        "in Python also objects, or settings such as {'attack': DeepImagePrior(steps=300), "
+        "'target': 'prototypes'}",
         Option("A,B", "those that fit the uploads"),
     ]
     targets: Annotated[int | None, "targets per attack", Option("N")]
