@@ -171,6 +171,7 @@ class Variant:
         row = {
             "protocol": self.protocol,
             "defence": f"`{self.given}`" if self.setting else self.given,
+            "accuracy": spread(self.once("accuracy"), digits=2),
         }
         for title, group in (("", ALL), ("one image each: ", SINGLE)):
             for who in (NAIVE, ADAPTIVE):
@@ -179,6 +180,8 @@ class Variant:
                 )
             row[f"{title}guess"] = f"{self.get('retrieved1', 'floor', group=group).mean():.2f}"
             row[f"{title}n"] = f"{self.get('retrieved1', 'n', group=group).sum():.0f}"
+        if (self.rows["measure"] == "auc").any():
+            row["membership: naive, adaptive (floor)"] = self.pair("auc")
         return row
 
     def gradient_row(self) -> dict[str, str]:
