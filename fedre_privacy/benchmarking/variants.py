@@ -267,8 +267,14 @@ def _section(chosen: Any) -> Values:
 def _attacks(given: Sequence[Any], targets: int | None) -> list[Values]:
     out: list[Values] = []
     for entry in given:
-        own = isinstance(entry, Mapping)
-        out += [plain_value(entry)] if own else named_suite([entry], targets=targets)
+        if not isinstance(entry, Mapping):
+            out += named_suite([entry], targets=targets)
+            continue
+        own = plain_value(entry)
+        asked = own.get("eval") or {}
+        if targets is not None and isinstance(asked, Mapping):
+            own = {**own, "eval": {"targets": targets, **asked}}
+        out.append(own)
     return out
 
 

@@ -134,6 +134,13 @@ def test_what_is_left_out_of_a_name_is_as_usual_for_the_attack(named, target, th
     assert found == {"attack": {"name": attack}, "target": target, "threat": threat}
 
 
+def test_targets_are_those_of_every_attack_that_names_none():
+    linear = {"attack": {"name": "linear"}, "threat": "strong"}
+    asked = [linear, {**linear, "eval": {"targets": 3, "seed": 5}}, "dip"]
+    (job,) = plan_jobs(wanted(protocols=["fedgh"], attacks=asked, targets=7))
+    assert [one.evaluation.targets for one in job.attacks] == [7, 3, 7]
+
+
 ODD = [
     {"base": "cnn4"}, {"base": 3}, {"base": [1]}, {"seeds": 5}, {"seeds": ["a"]}, {"seeds": [-1]},
     {"seeds": [True]}, {"seeds": [0.5]}, {"attacks": 3}, {"attacks": "labels"}, {"attacks": [3]},
