@@ -67,16 +67,16 @@ QUESTIONS: Mapping[str, Question] = {
     "classes": Question("classes held, Jaccard (all classes)", ("labels",), "jaccard", "realistic"),
     "shares": Question("error of their shares (shares of all)", ("labels",), "l1", "realistic"),
     "members": Question(
-        "members, AUC (model alone)",
+        "members, AUC (model alone; noise)",
         ("membership", "loss-membership", "statistics-membership"),
         "auc",
         "strong",
     ),
     "image": Question(
-        "image first among 100 (guess)", ("nearest-candidate",), "retrieved1", "strong"
+        "image first among 100 (guess; noise)", ("nearest-candidate",), "retrieved1", "strong"
     ),
     "representations": Question(
-        "representations found (class mean)", ("unpool",), "representations_found", "strong"
+        "representations found (class mean; noise)", ("unpool",), "representations_found", "strong"
     ),
 }
 KEY = ("models", "protocol", "partition", "seed")
