@@ -21,10 +21,12 @@ from __future__ import annotations
 
 import argparse
 import csv
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
@@ -279,7 +281,8 @@ def correlations(variants: Sequence[Variant], runs: Path) -> list[dict[str, str]
         for seed, name in one.rows.groupby("seed")["run"].first().items():
             if (runs / str(name) / "models").is_dir():
                 own = predict(Run(runs / str(name)))
-                rows.append({**vars(own), "seed": seed, "over": over[seed], "hits": hits[seed]})
+                found = {"over": over[seed], "hits": hits[seed]}
+                rows.append({**vars(own), **found, "seed": seed, "setting": one.given})
     return ranked(pd.DataFrame(rows))
 
 
@@ -290,13 +293,17 @@ PREDICTORS = {
 }
 
 
+DRAWS = 2000
+"""Of settings, for an interval."""
+
+
 def ranked(table: pd.DataFrame) -> list[dict[str, str]]:
     """Spearman's correlations of predictors with what was found, trainings of a seed ranked apart.
 
-    So that easy seeds do not count for a predictor.
+    So that easy seeds do not count for a predictor. Intervals draw settings, with all their seeds.
 
     Args:
-        table: columns seed, over, hits and those of `Prediction`; a row for each training.
+        table: columns seed, setting, over, hits and those of `Prediction`; a row for each training.
     """
     ranks = table.groupby("seed")[[*PREDICTORS, "over", "hits"]].rank()
     ranks -= ranks.groupby(table["seed"]).transform("mean")
@@ -305,12 +312,30 @@ def ranked(table: pd.DataFrame) -> list[dict[str, str]]:
             "predictor": title,
             "smallest": f"{table[key].min():.2g}",
             "largest": f"{table[key].max():.2g}",
-            "with adaptive dB over floor": f"{ranks[key].corr(ranks['over']):+.2f}",
-            "with adaptive found": f"{ranks[key].corr(ranks['hits']):+.2f}",
+            "with adaptive dB over floor": correlation(ranks[key], ranks["over"], table["setting"]),
+            "with adaptive found": correlation(ranks[key], ranks["hits"], table["setting"]),
             "n trainings": str(len(table)),
         }
         for key, title in PREDICTORS.items()
     ]
+
+
+def correlation(first: pd.Series, second: pd.Series, settings: pd.Series) -> str:
+    """Pearson's correlation with its 95 % interval, settings drawn with replacement; "-": none."""
+    whole = first.corr(second)
+    if math.isnan(whole):
+        return "-"
+    moments = pd.DataFrame(
+        {"n": 1.0, "x": first, "y": second, "xx": first**2, "yy": second**2, "xy": first * second}
+    )
+    sums = moments.groupby(settings).sum()
+    shares = np.full(len(sums), 1 / len(sums))
+    drawn = np.random.default_rng(0).multinomial(len(sums), shares, DRAWS) @ sums.to_numpy()
+    n, x, y, xx, yy, xy = drawn.T
+    with np.errstate(invalid="ignore", divide="ignore"):  # draws of one setting alone
+        found = (xy - x * y / n) / np.sqrt((xx - x**2 / n) * (yy - y**2 / n))
+    low, high = np.nanquantile(found, (0.025, 0.975))
+    return f"{whole:+.2f} [{low:+.2f}, {high:+.2f}]"
 
 
 def points(variants: Sequence[Variant]) -> list[Point]:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -96,6 +97,7 @@ def test_predictors_are_ranked_within_each_seed(script):
     table = pd.DataFrame(
         {
             "seed": [1, 1, 1, 2, 2, 2],
+            "setting": ["a", "b", "c", "a", "b", "c"],
             "over": [1.0, 2.0, 3.0, 11.0, 12.0, 13.0],
             "hits": [0.3, 0.2, 0.1, 0.6, 0.5, 0.4],
             "information": [1.0, 2.0, 3.0, 1.0, 2.0, 3.0],
@@ -105,10 +107,22 @@ def test_predictors_are_ranked_within_each_seed(script):
     )
     found = {row["predictor"]: row for row in script.ranked(table)}
     first = found["Fisher information a pixel"]
-    assert first["with adaptive dB over floor"] == "+1.00"
-    assert first["with adaptive found"] == "-1.00"
-    assert found["distance correlation"]["with adaptive dB over floor"] == "+nan"
-    assert found["rank of the gradient over pixels"]["with adaptive dB over floor"] == "-0.50"
+    assert first["with adaptive dB over floor"] == "+1.00 [+1.00, +1.00]"
+    assert first["with adaptive found"] == "-1.00 [-1.00, -1.00]"
+    assert found["distance correlation"]["with adaptive dB over floor"] == "-"
+    ranks = found["rank of the gradient over pixels"]["with adaptive dB over floor"]
+    assert ranks.startswith("-0.50 [-")
+
+
+def test_an_interval_of_a_correlation_draws_settings_with_all_their_seeds(script):
+    rng = np.random.default_rng(3)
+    settings = pd.Series(np.repeat([f"s{i}" for i in range(40)], 3))
+    base = pd.Series(np.repeat(rng.normal(size=40), 3))
+    alone = pd.Series(np.repeat(rng.normal(size=40), 3))  # one draw for each setting
+    low, high = map(float, script.correlation(base, alone, settings).split("[")[1][:-1].split(","))
+    assert low < 0 < high and high - low > 0.45  # 40 settings, not 120 trainings
+    close = base + 0.1 * rng.normal(size=120)
+    assert float(script.correlation(base, close, settings).split("[")[1][:5]) > 0.95
 
 
 def test_the_strongest_of_several_attacks_stands_out(script):
