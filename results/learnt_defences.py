@@ -40,6 +40,7 @@ from fedre_privacy.eval.measures import SINGLE
 from fedre_privacy.eval.report import save_figure
 from fedre_privacy.eval.report.frontier import Point, frontier
 from fedre_privacy.experiments.fisher_bounds import information
+from fedre_privacy.reports.benchmark import SWEEP
 from fedre_privacy.runs.folder import COMPLETE
 from fedre_privacy.runs.preparation import prepare
 from fedre_privacy.runs.run import Run
@@ -389,11 +390,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = {"_attacks": Variant.attack_row, "_candidates": Variant.candidate_row}
     kind = "_attacks" if chosen.attacks else "_candidates" if chosen.candidates else ""
     file = NAME + kind
-    sweep = load_yaml(HERE.parent / "sweeps" / f"{file}.yaml").values
-    asked = [str(one) for one in sweep["defenses"]]
-    variants = in_order(
-        variants_of([read_result(path) for path in files]), sweep["protocols"], asked
-    )
+    labels = list(load_yaml(chosen.folder / SWEEP).values["vary"])
+    parts = [label.partition(" + ") for label in labels]
+    protocols = list(dict.fromkeys(protocol for protocol, _, _ in parts))
+    asked = list(dict.fromkeys(given or "none" for _, _, given in parts))
+    variants = in_order(variants_of([read_result(path) for path in files]), protocols, asked)
     if kind:
         write([rows[kind](one) for one in variants], chosen.only or chosen.out / f"{file}.csv")
         return
@@ -402,7 +403,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if chosen.only:
         write(named, chosen.only)
         return
-    own = [one for one in variants if one.protocol == sweep["protocols"][0]]
+    own = [one for one in variants if one.protocol == protocols[0]]
     weak = [one for one in own if one.given in usual]
     write([one.row() for one in weak], chosen.out / f"{NAME}.csv")
     write(
