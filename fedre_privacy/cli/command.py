@@ -71,6 +71,8 @@ def _unrecognised(parser: argparse.ArgumentParser, strange: Sequence[str]) -> st
         name = option.removeprefix("--")
         if name in FOLDER_WORDS and "runs-dir" in names:
             hints.append("Folders of runs go to --runs-dir.")
+        elif name in ("attack", "target", "threat") and "attacks" in names:
+            hints.append("Give it as --attacks attack@target@threat.")
         elif option.startswith("--") and (close := nearest(name, names)):
             hints.append(f"Did you mean --{close}?")
         elif word in _protocols():

@@ -179,3 +179,9 @@ def test_attacks_that_fit_no_upload_are_told_once_by_variant(capsys):
     assert said.rstrip().endswith("--attacks attack@target@threat.")
     options[1] = "fedgh,fedpr"
     assert benchmark.main(options) == 2 and "fedpr: Unknown protocol" in capsys.readouterr().err
+
+
+def test_an_option_of_fedre_attack_is_shown_how_a_benchmark_takes_it(capsys):
+    with pytest.raises(SystemExit):
+        benchmark.main(["--protocols", "fedgh", "--threat", "strong"])
+    assert "Give it as --attacks attack@target@threat." in capsys.readouterr().err
