@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 from public_backbones import PARTITIONS, PROTOCOLS, Cell, cells, named, train
-from tools import RowsFile, options
+from tools import RowsFile, noise_like, options
 from torch import Tensor
 
 from fedre_privacy import api
@@ -115,9 +115,9 @@ def answers(cell: Cell, data: str, folder: Path) -> Iterator[Row]:
 
 
 def _scores(run: api.Run, attack: str, threat: str) -> tuple[Card, Card | None]:
-    """The scores of an attack on the uploads, and on noise where that is what it reads.
+    """The scores of an attack on the uploads, and on noise; None where it refuses noise.
 
-    Neither figures nor pages are written.
+    Labels are read off what stays as it is. Neither figures nor pages are written.
     """
     problems: list[str] = []
     given = {"attack": attack, "threat": threat, "eval": {"targets": TARGETS}}
@@ -152,10 +152,7 @@ def _noise_for(artifact: Artifact, generator: torch.Generator) -> Artifact:
             return {name: drawn(one) for name, one in values.items()}
         if not isinstance(values, Tensor) or not values.is_floating_point():
             return values
-        noise = torch.randn(values.shape, generator=generator)
-        if len(values) < 2 or values.dim() < 2:
-            return values.mean() + values.std(unbiased=False) * noise
-        return values.mean(0) + values.std(0) * noise
+        return noise_like(values, generator)
 
     changed = {
         field.name: drawn(getattr(artifact, field.name))

@@ -26,6 +26,7 @@ from typing import Any, cast
 import pandas as pd
 import torch
 from misses import Case, case_of, case_options
+from tools import noise_like
 from torch import Tensor
 
 from fedre_privacy.attacks.base import Context, attacks
@@ -95,8 +96,7 @@ def controlled(case: Case, control: str, seed: int) -> Case:
     if control == "permuted":
         changed = reps.roll(1 + int(torch.randint(len(reps) - 1, (), generator=generator)), 0)
     else:
-        noise = torch.randn(reps.shape, generator=generator)
-        changed = reps.mean(0) + reps.std(0) * noise
+        changed = noise_like(reps, generator)
     pieces = changed.split([len(part.reps) for part in parts])
     targets = tuple(
         replace(upload, artifacts=(Representations(piece, part.labels),))

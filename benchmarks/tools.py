@@ -54,6 +54,13 @@ class RowsFile:
             writer.writerows(rows)
 
 
+def noise_like(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Noise of the mean and spread of values: of each column of two or more rows, or of all."""
+    rows = values if values.dim() > 1 and len(values) > 1 else values.flatten()[:, None]
+    noise = torch.randn(rows.shape, generator=generator)
+    return (rows.mean(0) + rows.std(0, unbiased=False) * noise).reshape(values.shape)
+
+
 def wait(device: torch.device) -> None:
     """Wait for a GPU; a CPU is never behind."""
     if device.type == "cuda":
