@@ -42,6 +42,7 @@ from fedre_privacy.runs.resolution import require_resolved, resolve_attack
 
 COUNTED = {Counts, ClassStatistics}
 """Kinds that hold how many images of each class a client has, so that nobody has to attack."""
+CLIENTS = 10
 TARGETS = 100
 """Vectors of a federation that are looked for among candidates, at most."""
 
@@ -239,7 +240,7 @@ def main() -> None:
     done = file.done()
     wanted = [
         cell
-        for cell in cells(chosen.rounds, chosen.per_class)
+        for cell in cells(chosen.data, CLIENTS, chosen.rounds, chosen.per_class)
         if cell.protocol != "local"
         and chosen.only in named(cell)
         and tuple(str(getattr(cell, name)) for name in KEY) not in done

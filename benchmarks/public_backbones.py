@@ -4,10 +4,11 @@ Every finished training is a row of DIR/public_backbones.csv at once; one that h
 trained again. Features of the backbones are computed once, into DIR/runs/.features. Usage:
 
     python benchmarks/public_backbones.py --data FILE.npz [--minutes 60] [--only TEXT]
-    python benchmarks/public_backbones.py --table
+    python benchmarks/public_backbones.py --data tinyimagenet:FOLDER --clients 50
+    python benchmarks/public_backbones.py --table [--only "on FILE"]
     python benchmarks/public_backbones.py --figure TABLE.csv
 
-10 clients, 100 rounds of one local epoch, batch 32, images brought to 128 pixels. Models: `lite0`
+100 rounds of one local epoch, batch 32, images brought to 128 pixels. Models: `lite0`
 for all clients, and `lite0-2` (EfficientNet-Lite 0, 1 and 2 in turn), of which clients train a
 projection to 128 values and the head; `lite0-head`, of which they train the head. A seed decides
 the partition too. The table has percent after the last round at the moment that a protocol quotes,
@@ -68,13 +69,15 @@ STEPS: Mapping[str, float] = {"fd": 0.02, "fedtgp": 0.02, "fedral": 0.02}
 adds to the curvature of the loss along the features' mean. Chosen on seed 0."""
 PARTITIONS = ("pra:1.0", "pra:0.1", "pat:2")
 SEEDS = (1, 2, 3)
-CLIENTS, DIM, SIDE = 10, 128, 128
+DIM, SIDE = 128, 128
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One training."""
+    """One training; `data` is the name of a file or folder, without its ending."""
 
+    data: str
+    clients: int
     models: str
     protocol: str
     partition: str
@@ -107,14 +110,16 @@ class Found:
 Rows = dict[Cell, Found]
 
 
-def cells(rounds: int, per_class: int) -> list[Cell]:
-    """All trainings, in order of what is wanted first."""
-    found = []
+def cells(data: str, clients: int, rounds: int, per_class: int) -> list[Cell]:
+    """All trainings of a data set, in order of what is wanted first."""
+    found, name = [], Path(data).stem
     for partition, models, seed in itertools.product(PARTITIONS, MODELS, SEEDS):
         for protocol in WITH_HEAD if MODELS[models][1] == "head" else WITH_PROJECTION:
             if models != MIXED or protocol not in ONE_ARCHITECTURE:
                 long = 1 if protocol in ONE_ROUND else rounds
-                found.append(Cell(models, protocol, partition, seed, long, per_class))
+                found.append(
+                    Cell(name, clients, models, protocol, partition, seed, long, per_class)
+                )
     return found
 
 
@@ -124,7 +129,7 @@ def read(path: Path) -> Rows:
         return {}
     with path.open(newline="", encoding="utf-8") as text:
         found = csv.DictReader(text)
-        if {field.name for field in fields(Found)} - set(found.fieldnames or ()):
+        if {one.name for one in (*fields(Cell), *fields(Found))} - set(found.fieldnames or ()):
             return {}
         return {_of(Cell, row): _of(Found, row) for row in found}
 
@@ -146,8 +151,8 @@ def train(cell: Cell, data: str, folder: Path) -> api.Run:
     if scheme:
         given["protocol.entanglement"] = scheme[0]
     wanted = partial(
-        api.train, protocol, f"npz:{data}", clients=CLIENTS, rounds=cell.rounds,
-        seed=cell.seed, partition=cell.partition, models=models,
+        api.train, protocol, data if ":" in data else f"npz:{data}", clients=cell.clients,
+        rounds=cell.rounds, seed=cell.seed, partition=cell.partition, models=models,
         runs=folder / "runs", set={
             **given, "model.trainable": trainable, "model.size": SIDE,
             "train.eval_every": min(10, cell.rounds), "record.rounds": [cell.rounds],
@@ -174,17 +179,24 @@ def found_in(run: api.Run, cell: Cell) -> Found:
 
 
 def table(rows: Rows) -> list[list[str]]:
-    """Header and rows: a protocol in a setting over its seeds."""
+    """Header and rows: a protocol in a setting over its seeds.
+
+    Data sets and numbers of clients have columns where there are several.
+    """
     groups: dict[Cell, list[Cell]] = defaultdict(list)
     for cell in rows:
         groups[replace(cell, seed=0)].append(cell)
     out = [
-        ["partition", "models", "protocol", "seeds", "own test images", "over training alone",
-         "shared test set", "over training alone", "KiB up a round", "KiB down", "seconds"]
+        ["data", "clients", "partition", "models", "protocol", "seeds", "own test images",
+         "over training alone", "shared test set", "over training alone", "KiB up a round",
+         "KiB down", "seconds"]
     ]  # fmt: skip
     for group in sorted(groups, key=_order):
         same = groups[group]
-        line = [group.partition, group.models, f"`{group.protocol}`", str(len(same))]
+        line = [
+            group.data, str(group.clients), group.partition, group.models, f"`{group.protocol}`",
+            str(len(same)),
+        ]  # fmt: skip
         for key in ("own", "shared"):
             values = [getattr(rows[cell], key) for cell in same]
             line += [_spread(values), _over(rows, same, key)]
@@ -193,7 +205,8 @@ def table(rows: Rows) -> list[list[str]]:
             line.append("-" if math.isnan(mean) else f"{mean:,.1f}")
         line.append(f"{min(rows[cell].seconds for cell in same):.0f}")
         out.append(line)
-    return out
+    several = [len({line[i] for line in out[1:]}) > 1 for i in range(2)]
+    return [[*itertools.compress(line, several), *line[2:]] for line in out]
 
 
 INTERVAL = re.compile(r"(\S+) \[(\S+), (\S+)\], n")
@@ -237,7 +250,8 @@ def figure(lines: Sequence[Sequence[str]], path: Path) -> None:
 
 
 def _order(cell: Cell) -> tuple[Any, ...]:
-    return cell.partition, cell.models, PROTOCOLS.index(cell.protocol), cell.rounds, cell.per_class
+    place = cell.data, cell.clients, cell.partition, cell.models
+    return *place, PROTOCOLS.index(cell.protocol), cell.rounds, cell.per_class
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -286,7 +300,7 @@ def _each(found: Found, key: str) -> list[float]:
 def campaign(options: argparse.Namespace, rows: Rows, path: Path) -> None:
     """Train what has no row yet, until the time is over."""
     ends = time.monotonic() + 60 * options.minutes
-    wanted = cells(options.rounds, options.per_class)
+    wanted = cells(options.data, options.clients, options.rounds, options.per_class)
     chosen = [cell for cell in wanted if options.only in named(cell) and cell not in rows]
     for cell in chosen[: options.first]:
         if time.monotonic() > ends:
@@ -309,16 +323,18 @@ def campaign(options: argparse.Namespace, rows: Rows, path: Path) -> None:
 
 def named(cell: Cell) -> str:
     """A training in one line, which --only searches."""
-    return f"{cell.protocol} {cell.partition} {cell.models} seed {cell.seed}"
+    named = f"{cell.protocol} {cell.partition} {cell.models} seed {cell.seed}"
+    return f"{named} of {cell.clients} clients on {cell.data}"
 
 
 def parser() -> argparse.ArgumentParser:
     """The options."""
     parser = options(__doc__)
-    parser.add_argument("--data", help="images and labels (.npz)")
+    parser.add_argument("--data", help="a data set (NAME:PATH) or FILE.npz")
+    parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--out", default="runs/public_backbones", help="folder of rows and runs")
     parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--only", default="", help="trainings whose name holds this text")
+    parser.add_argument("--only", default="", help="those whose name holds this text")
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--per-class", type=int, default=0, help="images of a class; 0: all")
     parser.add_argument("--table", action="store_true", help="print the table and write its CSV")
@@ -339,14 +355,15 @@ def main() -> None:
     if chosen.table and not rows:
         parser().error(f"{path} has no rows yet; train with --data FILE.npz")
     if chosen.table:
-        head, *lines = table(rows)
+        asked = {cell: row for cell, row in rows.items() if chosen.only in named(cell)}
+        head, *lines = table(asked)
         with (path.parent / "table.csv").open("w", newline="", encoding="utf-8") as text:
             csv.writer(text, lineterminator="\n").writerows([head, *lines])
         for line in (head, ["---"] * len(head), *lines):
             print(f"| {' | '.join(line)} |")
         return
     if chosen.data is None:
-        parser().error("--data FILE.npz is needed, --table or --figure")
+        parser().error("--data is needed, --table or --figure")
     torch.set_num_threads(1)
     campaign(chosen, rows, path)
 

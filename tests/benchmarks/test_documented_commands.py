@@ -291,14 +291,14 @@ FORMS = (
         "public_backbones",
         "",
         "--rounds 1 --per-class 12 --first 1 --out trained",
-        r"^local pra:1.0 lite0 seed 1: own .*\n1 rows, \d+ left: trained",
+        r"^local pra:1.0 lite0 seed 1 of 10 clients on .*: own .*\n1 rows, \d+ left: trained",
         needs=("efficientnet_lite_pytorch",),
     ),
     Form(
         "backbone_leakage",
         "",
         "--rounds 1 --per-class 12 --only fedcgs --first 1 --out trained",
-        r"^fedcgs pra:1.0 lite0-head seed 1: members 1.0000, representations [\d.]+$",
+        r"^fedcgs pra:1.0 lite0-head seed 1 of .*: members 1.0000, representations [\d.]+$",
         needs=("efficientnet_lite_pytorch",),
     ),
     Form(
