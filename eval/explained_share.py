@@ -19,7 +19,12 @@ CAUSES = (
     "batch-norm mode, normalisation, kind of upload (weights, a difference, a gradient, a sum), "
     "other weights, order of rows; or too few steps"
 )
-"""Why answers do not explain an upload, the likeliest first."""
+"""Why answers do not explain an upload of which nobody knows how it was made, likeliest first."""
+WEAKNESSES = (
+    "an attack too weak for such an extractor (a deep one, few public images, too few steps), or a "
+    "module other than the client's in the attacker's hands"
+)
+"""The same of an upload that the true images are known to make."""
 
 
 @dataclass(frozen=True, kw_only=True)

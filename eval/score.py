@@ -17,7 +17,7 @@ from fedre_privacy.core.types import Truth
 from fedre_privacy.core.units import plural
 
 from .confidence import EXACT_DB, certificate_measures, confidence_measures, knows_which
-from .explained_share import ExplainedShare
+from .explained_share import CAUSES, ExplainedShare
 from .floors import (
     FLOORS,
     ChosenFloor,
@@ -140,6 +140,7 @@ def evaluate(
     unit: str = "client",
     explained: ExplainedShare | None = None,
     mismatch: str = "",
+    causes: str = CAUSES,
 ) -> Scores:
     """Score what an attack recovered, see `INTERVALS`, `LOST_RULE` and `FLOOR_RULE`.
 
@@ -159,7 +160,7 @@ def evaluate(
             Equal to `noun` where each target stands for itself.
         explained: how much of the targets answers explain, where that can be computed: a measure
             beside the others, and a condition of the verdict.
-        mismatch: see `judge`.
+        mismatch, causes: see `judge`.
 
     Raises:
         IncompatibleError: shapes or numbers of targets differ, values outside [0, 1], a target
@@ -227,6 +228,7 @@ def evaluate(
         public=len(public.images),
         unit=unit,
         mismatch=mismatch,
+        causes=causes,
     )
     alike = galleries.same_class / (galleries.sizes - 1).clamp_min(1)
     count = int(attack["psnr"].isfinite().sum())

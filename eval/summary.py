@@ -100,6 +100,7 @@ def judge(
     public: int,
     unit: str = "client",
     mismatch: str = "",
+    causes: str = explained.CAUSES,
 ) -> tuple[tuple[Measure, ...], Verdict]:
     """Measures of all targets and of each group of them, and the verdict.
 
@@ -113,6 +114,7 @@ def judge(
         noun, unit: what a target is, and what `clients` numbers, in the singular.
         mismatch: that the true images do not make what was uploaded, in words; empty: they do, or
             nobody knows.
+        causes: why answers may not explain it, the likeliest first.
     """
     estimates = _Estimates(values, sizes, clients, metrics, chosen, image_shape, gallery, originals)
     names = [name for name in estimates.inside if name]
@@ -125,7 +127,7 @@ def judge(
         found = verdicts(parts[:1]) * len(parts)
     word, lines = verdict_lines(parts[0], parts[1:], found, noun=noun, gallery=gallery, unit=unit)
     if word == NOT_EXPLAINED or (word != LEAKS and parts[0].explained is False):
-        why = mismatch or estimates.unexplained()
+        why = mismatch or estimates.unexplained(causes)
         lines = tuple((said, f"{text}. {why}") for said, text in lines)
     texts = [text if i == 0 else f"{said} for {text}" for i, (said, text) in enumerate(lines)]
     n = int(values["psnr"].isfinite().sum())
@@ -212,14 +214,14 @@ class _Estimates:
         shown = share.over_interval is not None and share.over_interval[0] > explained.LEAST
         return shown or None
 
-    def unexplained(self) -> str:
+    def unexplained(self, causes: str) -> str:
         """That they do not, with the numbers and the likely causes."""
         share = self.metric("", EXPLAINED)
         own, floor = share.number(share.value), share.number(share.floor)
         return (
             f"The answers explain {own} of what was uploaded, the floor's {floor}, which was not "
             "shown to be less: an attack that does not explain it shows nothing. Likely causes, in "
-            f"order: {explained.CAUSES}"
+            f"order: {causes}"
         )
 
     def measures(self, group: str) -> list[Measure]:

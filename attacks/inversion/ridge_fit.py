@@ -24,6 +24,7 @@ from .linear_map import (
     predict_ridge,
     total,
 )
+from .picture_basis import PictureBasis
 from .simulated_uploads import folds_of, views
 from .training_pairs import FOLDS, AuxPairs
 
@@ -44,6 +45,7 @@ class RidgeFit:
         asked: the penalty, or None to choose one.
         by_class: of each fold, of images as they are; codes are as long as these.
         may_read: whether codes may be read.
+        basis: of whose coordinates the sums are.
     """
 
     parts: list[Sums]
@@ -51,6 +53,7 @@ class RidgeFit:
     asked: float | None
     by_class: list[ClassSums]
     may_read: bool = True
+    basis: PictureBasis = PictureBasis()
 
     @cached_property
     def classes(self) -> int:
@@ -106,10 +109,11 @@ class RidgeFit:
         sums, effects = self._but(fold)
         found = fit_ridge(self._beyond(sums, effects), self.chosen[0])
         if effects is not None:
-            return effects.with_map(found.weight)
+            return self.basis.map_to_pictures(effects.with_map(found.weight))
         unread = found.weight.new_zeros(self.classes, found.weight.shape[1])
         mean = torch.cat([found.rep_mean, unread[:, 0]])
-        return LinearMap(torch.cat([found.weight, unread]), mean, found.image_mean)
+        weight = torch.cat([found.weight, unread])
+        return self.basis.map_to_pictures(LinearMap(weight, mean, found.image_mean))
 
     def answers_without(self, fold: int, rows: Tensor) -> Tensor:
         """Flat images (n, P), not clamped, that the map fitted without a fold makes of rows.
@@ -120,15 +124,21 @@ class RidgeFit:
         dim = len(sums.reps) - self.classes
         reps, codes = rows[:, :dim], rows[:, dim:]
         if effects is None:
-            return predict_ridge(self._beyond(sums, None), self.chosen[0], reps)
+            made = predict_ridge(self._beyond(sums, None), self.chosen[0], reps)
+            return self.basis.pictures(made)
         beyond = effects.beyond(reps, codes)
         made = predict_ridge(effects.removed(sums), self.chosen[0], beyond)
-        return made + (codes.double() @ effects.images).float()
+        return self.basis.pictures(made + (codes.double() @ effects.images).float())
 
     def with_averages(self, pairs: AuxPairs, held: AuxPairs) -> RidgeFit:
         """The fit to simulated averages too, chosen on those of the first fold that are held."""
-        both = [part + pairs.sums(fold) for fold, part in enumerate(self.parts)]
-        return replace(self, parts=both, held=held.sums(0))
+        both = [part + self._sums(pairs, fold) for fold, part in enumerate(self.parts)]
+        return replace(self, parts=both, held=self._sums(held, 0))
+
+    def _sums(self, pairs: AuxPairs, fold: int) -> Sums:
+        where = pairs.fold == fold
+        flat = pairs.images[where].flatten(1)
+        return Sums.of(pairs.rows[where], self.basis.coordinates(flat))
 
     def _but(self, fold: int | None) -> tuple[Sums, ClassEffects | None]:
         """Sums and class means of all folds but one; no means where codes are left unread."""
@@ -155,15 +165,17 @@ def fit_views(
     fold = folds_of(len(aux), FOLDS).to(aux.device)
     codes = aux.new_zeros(len(aux), 0) if codes is None else codes
     where = [fold == one for one in range(FOLDS)]
-    plain = [ClassSums.of(reps[0][w], codes[w], aux[w].flatten(1)) for w in where]
+    basis = PictureBasis.of_views(aux, len(reps))
     for number, (r, moved) in enumerate(zip(reps, views(aux, len(reps)), strict=True)):
         rows = torch.cat([r, codes], 1)
-        parts = [(rows[w], moved[w].flatten(1)) for w in where]
+        flat = basis.coordinates(moved.flatten(1))
+        parts = [(rows[w], flat[w]) for w in where]
         if number == 0:
             sums, held = [Sums.of(*part) for part in parts], Sums.of(*parts[0])
+            plain = [ClassSums.of(r[w], codes[w], flat[w]) for w in where]
         else:
             sums = [known.include(*part) for known, part in zip(sums, parts, strict=True)]
-    return RidgeFit(sums, held, penalty, plain)
+    return RidgeFit(sums, held, penalty, plain, basis=basis)
 
 
 class Latest(Generic[Made]):

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fedre_privacy.core.types import Observation
 
-from .linear_map import Sums
 from .map_jobs import MapJob
 from .simulated_uploads import blend_weights, folds_of, prototype_weights, views
 
@@ -39,11 +38,6 @@ class AuxPairs:
     def rows(self) -> Tensor:
         """Representations with their codes behind them (m, d + k)."""
         return torch.cat([self.reps, self.codes], 1)
-
-    def sums(self, fold: int) -> Sums:
-        """Those of rows and flat images of a fold."""
-        where = self.fold == fold
-        return Sums.of(self.rows[where], self.images[where].flatten(1))
 
     def up_to(self, room: int) -> AuxPairs:
         """The first pairs."""

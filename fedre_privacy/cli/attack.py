@@ -168,7 +168,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
 
 def _next(result: AttackResult) -> str:
     """Options worth giving next: images of what was recovered, what was sent, a stronger attacker,
-    the ceiling."""
+    which image it was, the ceiling."""
     from fedre_privacy.attacks.base import can_read
     from fedre_privacy.experiments.targets import KINDS
     from fedre_privacy.runs.resolution import DEFAULTS
@@ -181,8 +181,12 @@ def _next(result: AttackResult) -> str:
     sent = {kind for u in trial.observation.uploads for kind in map(type, u.artifacts)}
     if trial.counterfactual and any(can_read(trial.settings.attack, kind) for kind in sent):
         return "--target uploaded"
-    if not result.leaks and trial.kind in KINDS and trial.observation.threat.name != "strong":
-        return f"--target {trial.kind} --threat strong"
+    threat = trial.observation.threat.name
+    if not result.leaks and trial.kind in KINDS:
+        if threat not in ("strong", "public-backbone"):
+            return f"--target {trial.kind} --threat strong"
+        if not trial.counterfactual:
+            return f"--target retrieval --threat {threat}"
     return f"--target {'representations' if trial.kind != 'representations' else 'prototypes'}"
 
 

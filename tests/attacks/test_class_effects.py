@@ -11,7 +11,7 @@ from fedre_privacy.attacks.base import Context
 from fedre_privacy.attacks.inversion.class_effects import ClassEffects, ClassSums
 from fedre_privacy.attacks.inversion.linear_map import errors_by_penalty, fit_ridge
 from fedre_privacy.attacks.inversion.ridge_fit import RidgeFit, fit_views
-from fedre_privacy.attacks.inversion.training_pairs import FOLDS
+from fedre_privacy.attacks.inversion.training_pairs import FOLDS, AuxPairs
 from fedre_privacy.attacks.linear import LinearDecoder
 from fedre_privacy.core.artifacts import Representations
 from fedre_privacy.data.base import datasets
@@ -218,3 +218,36 @@ def test_a_class_without_images_has_the_mean_of_all():
     effects = ClassEffects.of([ClassSums.of(reps[few], codes[few], images[few].flatten(1))])
     assert torch.allclose(effects.images[9].float(), images[few].flatten(1).mean(0), atol=1e-5)
     assert torch.allclose(effects.reps[9].float(), reps[few].mean(0), atol=1e-5)
+
+
+@pytest.mark.parametrize("apart", [0.0, 3.0])
+def test_few_pictures_of_many_pixels_are_fitted_by_their_coordinates(apart, monkeypatch):
+    draw = torch.Generator().manual_seed(0)
+    codes = one_hot(torch.arange(20) % 10)
+    images = torch.randn(20, 576, generator=draw)
+    images += codes @ (apart * torch.randn(10, 576, generator=draw))
+    images = images.reshape(20, 1, 24, 24)
+    reps = [torch.randn(20, 6, generator=draw) for _ in range(3)]
+    shares = torch.rand(40, 20, generator=draw).softmax(1)
+    averages = AuxPairs(
+        shares @ reps[0],
+        shares @ codes,
+        (shares @ images.flatten(1)).reshape(-1, 1, 24, 24),
+        torch.arange(40) % FOLDS,
+        torch.zeros(40, dtype=torch.bool),
+    )
+
+    def fitted():
+        return fit_views(reps, images, None, codes).with_averages(averages, averages)
+
+    short, rows = fitted(), averages.rows[averages.fold == 1]
+    assert short.basis.directions.shape == (576, 60)
+    monkeypatch.setattr("fedre_privacy.attacks.inversion.picture_basis.MOST", 0)
+    plain = fitted()
+    assert plain.basis.directions is None and short.chosen == plain.chosen
+    assert short.chosen[1] == (apart > 0)
+    assert torch.allclose(short.whole(rows), plain.whole(rows), atol=1e-5)
+    assert torch.allclose(short.map_without(1)(rows), plain.map_without(1)(rows), atol=1e-5)
+    answers = short.answers_without(1, rows)
+    assert answers.dtype == torch.float32
+    assert torch.allclose(answers, plain.answers_without(1, rows), atol=1e-5)

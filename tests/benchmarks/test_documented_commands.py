@@ -264,6 +264,12 @@ FORMS = (
     Form(
         "maps", "", "--architectures cnn4 --size 16 --quick", r"passes \d+ and \d+; numbers equal$"
     ),
+    Form(
+        "maps",
+        "--pixels",
+        "--size 64 --aux 16 --extractors 1 --repeats 1",
+        r"in pixels, .*in coordinates, .*numbers equal$",
+    ),
     Form("large_images", "", "--quick", r'"over_floor_db": [3-9](.|\n)*"n": 4'),
     Form("misses", "", "--targets 3 --drawn 12 --half report", r"below 12 dB(.|\n)*first start"),
     Form(

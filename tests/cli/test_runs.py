@@ -346,3 +346,25 @@ def test_recovered_prototypes_lead_to_their_images(name: str, leaks: bool, optio
     )
     result: Any = SimpleNamespace(leaks=leaks, trial=trial)
     assert _next(result) == options
+
+
+@pytest.mark.parametrize(
+    ("threat", "options"),
+    [
+        ("realistic", "--target prototypes --threat strong"),
+        ("strong", "--target retrieval --threat strong"),
+        ("public-backbone", "--target retrieval --threat public-backbone"),
+    ],
+)
+def test_pictures_that_do_not_come_lead_to_the_strongest_and_then_to_candidates(
+    threat: str, options: str
+) -> None:
+    observation = SimpleNamespace(uploads=(), threat=SimpleNamespace(name=threat))
+    trial = SimpleNamespace(
+        settings=SimpleNamespace(attack=attacks.get("linear")()),
+        observation=observation,
+        counterfactual=False,
+        kind="prototypes",
+    )
+    result: Any = SimpleNamespace(leaks=False, trial=trial)
+    assert _next(result) == options

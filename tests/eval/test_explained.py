@@ -86,6 +86,12 @@ def test_true_images_that_do_not_make_the_upload_forbid_reassurance(judge):
     assert found.verdict.word == NOT_EXPLAINED and ". It does not fit" in found.verdict.because
 
 
+def test_causes_are_those_that_are_given(judge):
+    found = judge(0.1, causes="too few public images")
+    assert found.verdict.word == NOT_EXPLAINED
+    assert found.verdict.because.split("; n =")[0].endswith("in order: too few public images")
+
+
 def test_a_few_targets_stay_too_few(judge):
     found = judge(0.1, sizes=(1,) * 4, clients=4)
     assert found.verdict.word == INCONCLUSIVE and "too few" in found.verdict.because

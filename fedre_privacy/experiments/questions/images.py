@@ -20,6 +20,7 @@ from fedre_privacy.core.outcomes import Reconstruction, RecoveredPrototypes
 from fedre_privacy.core.types import Truth
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval import Measure, Metric, PublicImages, Scores, evaluate
+from fedre_privacy.eval.explained_share import CAUSES, WEAKNESSES
 from fedre_privacy.eval.metrics.base import metrics as metric_registry
 from fedre_privacy.eval.report import attack_trace, reconstruction_sheet
 from fedre_privacy.eval.verdict import MIN_TARGETS
@@ -378,12 +379,19 @@ def _score(
         unit=trial.unit,
         explained=explained_by(trial.settings.attack, seen, rec) if explain else None,
         mismatch=_mismatch(trial),
+        causes=_causes(trial),
     )
 
 
 def _mismatch(trial: ImageTrial) -> str:
     """That the true images do not make the targets; empty where they do, or nobody asked."""
     return trial.agreement.says() if trial.agreement and not trial.agreement.agrees else ""
+
+
+def _causes(trial: ImageTrial) -> str:
+    """Why answers may not explain the targets; the package's own runs were made as they say."""
+    made = trial.agreement.agrees if trial.agreement else isinstance(trial.run, Run)
+    return WEAKNESSES if made else CAUSES
 
 
 def _by_rule(trial: ImageTrial, rec: Reconstruction) -> dict[str, Measure]:
