@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.stats import fisher_exact
 
 FILE = Path(__file__).parents[2] / "results" / "learnt_defences.py"
 
@@ -136,3 +139,37 @@ def test_the_strongest_of_several_attacks_stands_out(script):
         "protocol": "fedgh", "defence": "`cem:noise=0.1`", "n": "40",
         "`linear`": "+2.0 ± 1.4, 0.50", "`diffusion`": "**+4.0 ± 1.4, 0.70**", "guess": "0.10",
     }  # fmt: skip
+
+
+PAIR = re.compile(r"([\d.]+), ([\d.]+) \(")
+
+
+def test_no_published_row_has_a_weaker_adaptive_attacker_but_those_that_the_page_names():
+    fewer, cells = set(), 0
+    for name in ("all", "cifar10"):
+        path = FILE.parent / "data" / f"learnt_defences_{name}.csv"
+        with path.open(newline="", encoding="utf-8") as text:
+            rows = list(csv.DictReader(text))
+        for row in rows:
+            over = [row[f"{who}, dB over floor"].split()[0] for who in ("naive", "adaptive")]
+            if over[0] != "-":
+                assert float(over[1]) > float(over[0]) - 0.6, row
+            for pair, count in (
+                ("found: naive, adaptive (guess)", "n"),
+                ("found of these", "n of these"),
+            ):
+                told, n = PAIR.match(row[pair]), row[count]
+                if told is None or n == "0":
+                    continue
+                naive, adaptive = (round(float(share) * int(n)) for share in told.groups())
+                table = [[naive, int(n) - naive], [adaptive, int(n) - adaptive]]
+                cells += 1
+                if fisher_exact(table, alternative="greater")[1] < 0.05:
+                    fewer.add((name, row["protocol"], row["defence"], row["setting"]))
+    assert cells == 346
+    assert fewer == {
+        ("all", "fedgh", "`cem`", "`noise=0.1`"),
+        ("all", "fedallrep", "`cem`", "`noise=0.1`"),
+        ("cifar10", "fedallrep", "`cem`", "`noise=0.1`"),
+        ("cifar10", "fedallrep", "`cem`", "`noise=0.3`"),
+    }
