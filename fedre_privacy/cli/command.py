@@ -55,9 +55,11 @@ def command(
                 return list_presets(output)
             return body(options, output)
     except (Exception, KeyboardInterrupt) as error:
-        resume = " with --resume" if hasattr(options, "resume") else " again"
+        dry = getattr(options, "dry_run", False)
+        resume = " with --resume" if hasattr(options, "resume") and not dry else " again"
+        kept = "A dry run keeps nothing." if dry else "What was finished is kept."
         return exit_code_of(
-            error, output, lambda: getattr(options, folder) / "log.txt", resume=resume
+            error, output, lambda: getattr(options, folder) / "log.txt", resume=resume, kept=kept
         )
 
 
@@ -105,17 +107,23 @@ def _protocols() -> set[str]:
 
 
 def exit_code_of(
-    error: BaseException, output: Output, log: Callable[[], Path], *, resume: str = " again"
+    error: BaseException,
+    output: Output,
+    log: Callable[[], Path],
+    *,
+    resume: str = " again",
+    kept: str = "What was finished is kept.",
 ) -> int:
     """Turn what ended a command into a message and an exit code.
 
     Args:
         log: where the traceback of an unexpected error is written.
         resume: how the same command is given to go on after an interruption.
+        kept: what is left of what was interrupted, in a sentence.
     """
     if isinstance(error, KeyboardInterrupt):
         again = f"Give the same command{resume} to go on."
-        error = Interrupted("Interrupted. What was finished is kept.", next_step=again)
+        error = Interrupted(f"Interrupted. {kept}", next_step=again)
     if isinstance(error, BrokenPipeError):  # whoever read our output has left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ import torch
 
 from fedre_privacy.attacks.base import RECOVERED, Context, attacks
 from fedre_privacy.core.artifacts import Prototypes
+from fedre_privacy.core.events import Event, Report
 from fedre_privacy.core.secrets import learn
 from fedre_privacy.core.types import Observation
 from fedre_privacy.core.units import human_bytes, human_seconds, plural
@@ -215,13 +217,14 @@ def _attack_seconds(trial: Trial, settings: AttackSettings, device: torch.device
     attack = settings.attack
     asked = {name: int(getattr(attack, name)) for name in attack.loops if hasattr(attack, name)}
     few = {name: min(attack.loops[name], count) for name, count in asked.items()}
+    paces: list[float] = []
 
     def timed(**counts: int) -> float:
         started = time.monotonic()
         run_attack(
             dataclasses.replace(attack, **{**few, **counts}),
             trial.observation,
-            Context(trial.attack_seed, device),
+            Context(trial.attack_seed, device, report=_pace(paces)),
             outcome=question_of(settings).outcome(),
             hidden=trial.hidden(),
         )
@@ -231,14 +234,31 @@ def _attack_seconds(trial: Trial, settings: AttackSettings, device: torch.device
     if once <= LONG_S:  # the first pass warms up, which matters to a short one
         once, more = timed(), MORE
     seconds, least = once, max(LEAST_S, LEAST_SHARE * once)
+    pace = max(paces, default=0.0)
     for name, count in asked.items():
         repeated, longer = few[name], 0.0
+        enough = few[name] + math.ceil(least / pace) if pace else count
         while repeated < count and longer < least:
-            repeated = min(more * repeated, count)
+            repeated = min(more * repeated, count, max(enough, repeated + 1))
+            enough = count
             longer = timed(**{name: repeated}) - once
         if repeated > few[name]:
             seconds += max(longer, 0.0) * (count - few[name]) / (repeated - few[name])
     return seconds
+
+
+def _pace(paces: list[float]) -> Report:
+    """What notes the seconds from one step that an attack tells of the same rows to the next."""
+    last: dict[int, float] = {}
+
+    def note(event: Event) -> None:
+        if event.name == "attack.step":
+            now, rows = time.monotonic(), int(event.data["first"])
+            if rows in last:
+                paces.append(now - last[rows])
+            last[rows] = now
+
+    return note
 
 
 def _targets(observation: Observation) -> str:

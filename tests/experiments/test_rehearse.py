@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from fedre_privacy.core.events import Event
 from fedre_privacy.experiments import dry_run as rehearse
 
 
@@ -20,12 +21,16 @@ class Looping:
 def estimate(monkeypatch):
     """Estimated seconds of an attack that takes so long apart from its loops, and the passes."""
 
-    def made(fixed, step, update, attack=None):
+    def made(fixed, step, update, attack=None, tells=False):
         clock, passes = [0.0], []
 
-        def play(attack, *_, **__):
+        def play(attack, observation, context, **_):
             passes.append((attack.steps, attack.updates))
-            clock[0] += fixed + step * attack.steps + update * attack.updates
+            clock[0] += fixed + update * attack.updates
+            for number in range(attack.steps):
+                clock[0] += step
+                if tells:
+                    context.report(Event("attack.step", {"step": number, "first": 0}))
 
         monkeypatch.setattr(rehearse, "run_attack", play)
         monkeypatch.setattr(rehearse.time, "monotonic", lambda: clock[0])
@@ -49,6 +54,14 @@ def test_loops_are_extrapolated_and_the_rest_is_not(estimate, fixed, step, updat
 def test_a_long_attack_is_passed_few_times(estimate):
     _, passes = estimate(20.0, 0.1, 0.02)
     assert passes == [(2, 2), (128, 2), (2, 128)]
+
+
+def test_slow_steps_that_are_told_are_repeated_as_often_as_they_have_to_be(estimate):
+    told, passes = estimate(1.0, 5.0, 0.0, tells=True)
+    assert told == pytest.approx(1 + 300 * 5.0)
+    assert passes[:2] == [(2, 2), (3, 2)]
+    told, passes = estimate(1.0, 0.1, 0.0, tells=True)
+    assert told == pytest.approx(1 + 300 * 0.1) and (5, 2) in passes
 
 
 def test_no_more_than_asked_is_repeated(estimate):
