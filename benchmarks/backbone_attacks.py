@@ -2,13 +2,15 @@
 
     python benchmarks/backbone_attacks.py --out attacks.csv
     python benchmarks/backbone_attacks.py --data FILE.npz --places 3x8 --seeds 4 5 --out attacks.csv
+    python benchmarks/backbone_attacks.py --out attacks.csv --table table.csv
 
 Targets, public images and those behind the floors are drawn as backbone_depth.py draws them. A row
 of the file is an attack with its defaults, a place in the backbone, a number of public images and a
 seed; what has a row is not computed again. ``each`` are the PSNR of single targets (dB), so that
 attacks on the same targets can be compared in pairs. ``other`` is the control: answers are held
 against another target's image. Processor seconds are of one thread; the first attack at a place
-computes the features of public images, and later ones find them.
+computes the features of public images, and later ones find them. The table has means over all
+targets of all seeds, and the paired difference to `linear` with its 95 % interval (Student's t).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
 import torch
 from backbone_depth import Drawn, Place, draw, place_of, scored
 from tools import RowsFile, options
@@ -30,6 +33,7 @@ from fedre_privacy.core.types import Observation, Upload
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.data.digits import Digits
 from fedre_privacy.data.npz import Npz
+from fedre_privacy.eval.intervals import cluster_means
 from fedre_privacy.models.families import ModelSettings, build_model
 from fedre_privacy.threats.base import threats
 
@@ -86,6 +90,49 @@ def rows_of(name: str, seen: Observation, drawn: Drawn, seed: int) -> list[dict[
     return rows
 
 
+def table(path: Path) -> pd.DataFrame:
+    """A row for each place and attack, over its seeds."""
+    rows = pd.read_csv(path).set_index(["depth", "grid", "attack", "change"]).sort_index()
+    lines = []
+    for place, at in rows.groupby(["depth", "grid"], sort=False):
+        known = at.droplevel(["depth", "grid"])
+        for attack in [one for one in ATTACKS if (one, "none") in known.index]:
+            own, control = known.loc[[(attack, "none")]], known.loc[[(attack, "other")]]
+            over, wrong = (one["psnr"] - one["floor"] for one in (own, control))
+            lines.append(
+                {
+                    "after": "whole" if place[0] < 0 else f"block {place[0]}",
+                    "cells": f"{place[1]}x{place[1]}",
+                    "values": own["values"].iloc[0],
+                    "attack": f"`{attack}`",
+                    "seeds": len(own),
+                    "n": own["n"].sum(),
+                    "PSNR over the floor (dB)": f"{over.mean():+.2f}",
+                    "floor (dB)": f"{own['floor'].mean():.2f}",
+                    "over `linear` (dB)": _more(own, known.loc[[("linear", "none")]]),
+                    "found among 100 (%)": f"{100 * own['found'].mean():.0f}",
+                    "control over the floor (dB)": f"{wrong.mean():+.2f}",
+                    "seconds of 12 targets": f"{own['seconds'].min():.0f}",
+                }
+            )
+    return pd.DataFrame(lines)
+
+
+def _more(own: pd.DataFrame, linear: pd.DataFrame) -> str:
+    """Mean difference of the same targets, with its interval; empty for `linear` itself."""
+    pairs = own.reset_index().merge(linear.reset_index(), on="seed", suffixes=("", "_linear"))
+    gaps = [
+        float(one) - float(other)
+        for _, row in pairs.iterrows()
+        for one, other in zip(row["each"].split(), row["each_linear"].split(), strict=True)
+    ]
+    if not any(gaps):
+        return ""
+    found = cluster_means(torch.tensor(gaps)[:, None], torch.arange(len(gaps)))
+    low, high = (float(bound) for bound in found.interval())
+    return f"{float(found.mean):+.2f} [{low:+.2f}, {high:+.2f}]"
+
+
 def parser() -> argparse.ArgumentParser:
     """Its options."""
     made = options(__doc__)
@@ -102,6 +149,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--attacks", nargs="+", default=ATTACKS, choices=ATTACKS, metavar="NAME")
     made.add_argument("--seeds", type=int, nargs="+", default=[4, 5])
     made.add_argument("--out", type=Path, required=True, help="CSV file; its rows are kept")
+    made.add_argument("--table", type=Path, help="write the table of that file, and attack nothing")
     return made
 
 
@@ -109,6 +157,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Compute what the file lacks."""
     asked = parser().parse_args(arguments)
     torch.set_num_threads(1)
+    if asked.table:
+        table(asked.out).to_csv(asked.table, index=False)
+        print(asked.table.read_text(), end="")
+        return
     data = Npz(path=str(asked.data)).load() if asked.data else Digits(size=32).load()
     key = ("backbone", "size", "public", "seed", "depth", "grid", "attack")
     file = RowsFile(asked.out, FIELDS, key)

@@ -12,7 +12,7 @@ where these are few; answers are then compared up to rounding (1e-4).
 A ratio over one says that sharing is faster. Times are of one thread.
 
 Usage: python benchmarks/maps.py [--architectures cnn4,resnet18] [--public-extractor] [--quick]
-       python benchmarks/maps.py --pixels --size 128 --aux 40 --extractors 2
+       python benchmarks/maps.py --pixels --size 128 --aux 40 --extractors 1
 """
 
 from __future__ import annotations
