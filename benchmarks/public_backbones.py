@@ -287,8 +287,8 @@ def _interval(pairs: Sequence[float]) -> tuple[float, float]:
 
 
 def _alone(rows: Rows, cell: Cell) -> Cell | None:
-    """Training alone of the same clients, of a projection too; None where it has no row."""
-    wanted = replace(cell, protocol="local", models=cell.models.removesuffix("-head"))
+    """Training alone of the same part of the same clients; None where it has no row."""
+    wanted = replace(cell, protocol="local")
     found = [one for one in rows if replace(one, rounds=cell.rounds) == wanted]
     return max(found, key=lambda one: one.rounds, default=None)
 
