@@ -2,7 +2,6 @@
 
     python benchmarks/backbone_attacks.py --out attacks.csv
     python benchmarks/backbone_attacks.py --data FILE.npz --places 3x8 --seeds 4 5 --out attacks.csv
-    python benchmarks/backbone_attacks.py --out attacks.csv --table table.csv
 
 Targets, public images and those behind the floors are drawn as backbone_depth.py draws them. A row
 of the file is an attack with its defaults, a place in the backbone, a number of public images and a
@@ -149,7 +148,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--attacks", nargs="+", default=ATTACKS, choices=ATTACKS, metavar="NAME")
     made.add_argument("--seeds", type=int, nargs="+", default=[4, 5])
     made.add_argument("--out", type=Path, required=True, help="CSV file; its rows are kept")
-    made.add_argument("--table", type=Path, help="write the table of that file, and attack nothing")
+    made.add_argument("--table", type=Path, help="CSV file for means over seeds")
     return made
 
 
@@ -157,10 +156,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Compute what the file lacks."""
     asked = parser().parse_args(arguments)
     torch.set_num_threads(1)
-    if asked.table:
-        table(asked.out).to_csv(asked.table, index=False)
-        print(asked.table.read_text(), end="")
-        return
     data = Npz(path=str(asked.data)).load() if asked.data else Digits(size=32).load()
     key = ("backbone", "size", "public", "seed", "depth", "grid", "attack")
     file = RowsFile(asked.out, FIELDS, key)
@@ -186,6 +181,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     f"{row['seconds']} s",
                     flush=True,
                 )
+    if asked.table:
+        table(asked.out).to_csv(asked.table, index=False)
 
 
 if __name__ == "__main__":

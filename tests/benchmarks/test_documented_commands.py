@@ -300,6 +300,16 @@ FORMS = (
         r"^local pra:1.0 lite0 seed 1 of 10 clients on .*: own .*\n1 rows, \d+ left: trained",
         needs=("efficientnet_lite_pytorch",),
     ),
+    *(
+        Form(
+            "public_backbones",
+            word,
+            "--data FILE.npz --clients 3 --rounds 1 --per-class 12 --first 1 --out trained",
+            r"^local pra:1.0 lite0 seed 1 of 3 clients on FILE: own .*\n1 rows, \d+ left: trained",
+            needs=("efficientnet_lite_pytorch",),
+        )
+        for word in ("--clients", "tinyimagenet:tiny-imagenet-200")
+    ),
     Form(
         "backbone_leakage",
         "",
