@@ -304,7 +304,7 @@ FORMS = (
         Form(
             "public_backbones",
             word,
-            f"--data FILE.npz --clients {clients} --rounds 1 --per-class 12 --first 1 --out trained",
+            f"--data FILE.npz --clients {clients} --rounds 1 --per-class 9 --first 1 --out trained",
             rf"^local pra:1.0 lite0 seed 1 of {clients} clients on FILE: own .*\n1 rows, \d+ left:",
             needs=("efficientnet_lite_pytorch",),
         )
