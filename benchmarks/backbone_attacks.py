@@ -89,12 +89,15 @@ def rows_of(name: str, seen: Observation, drawn: Drawn, seed: int) -> list[dict[
     return rows
 
 
-def table(path: Path) -> pd.DataFrame:
-    """A row for each place and attack, over its seeds."""
-    rows = pd.read_csv(path).set_index(["depth", "grid", "attack", "change"]).sort_index()
+def table(asked: argparse.Namespace) -> pd.DataFrame:
+    """A row for each place and attack, over the seeds of what was asked for in the file."""
+    rows, one_setting = pd.read_csv(asked.out), ["backbone", "size", "public"]
+    rows = rows[(rows[one_setting] == [getattr(asked, key) for key in one_setting]).all(axis=1)]
+    rows = rows.set_index(["depth", "grid", "attack", "change"]).sort_index()
     lines = []
     for place, at in rows.groupby(["depth", "grid"], sort=False):
         known = at.droplevel(["depth", "grid"])
+        linear = known.loc[[("linear", "none")]] if ("linear", "none") in known.index else None
         for attack in [one for one in ATTACKS if (one, "none") in known.index]:
             own, control = known.loc[[(attack, "none")]], known.loc[[(attack, "other")]]
             over, wrong = (one["psnr"] - one["floor"] for one in (own, control))
@@ -108,25 +111,25 @@ def table(path: Path) -> pd.DataFrame:
                     "n": own["n"].sum(),
                     "PSNR over the floor (dB)": f"{over.mean():+.2f}",
                     "floor (dB)": f"{own['floor'].mean():.2f}",
-                    "over `linear` (dB)": _more(own, known.loc[[("linear", "none")]]),
+                    "over `linear` (dB)": _more(own, None if attack == "linear" else linear),
                     "found among 100 (%)": f"{100 * own['found'].mean():.0f}",
                     "control over the floor (dB)": f"{wrong.mean():+.2f}",
-                    "seconds of 12 targets": f"{own['seconds'].min():.0f}",
+                    f"seconds of {own['n'].iloc[0]} targets": f"{own['seconds'].min():.0f}",
                 }
             )
     return pd.DataFrame(lines)
 
 
-def _more(own: pd.DataFrame, linear: pd.DataFrame) -> str:
-    """Mean difference of the same targets, with its interval; empty for `linear` itself."""
+def _more(own: pd.DataFrame, linear: pd.DataFrame | None) -> str:
+    """Mean difference of the same targets, with its interval; empty without `linear`."""
+    if linear is None:
+        return ""
     pairs = own.reset_index().merge(linear.reset_index(), on="seed", suffixes=("", "_linear"))
     gaps = [
         float(one) - float(other)
         for _, row in pairs.iterrows()
         for one, other in zip(row["each"].split(), row["each_linear"].split(), strict=True)
     ]
-    if not any(gaps):
-        return ""
     found = cluster_means(torch.tensor(gaps)[:, None], torch.arange(len(gaps)))
     low, high = (float(bound) for bound in found.interval())
     return f"{float(found.mean):+.2f} [{low:+.2f}, {high:+.2f}]"
@@ -182,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     flush=True,
                 )
     if asked.table:
-        table(asked.out).to_csv(asked.table, index=False)
+        table(asked).to_csv(asked.table, index=False)
 
 
 if __name__ == "__main__":

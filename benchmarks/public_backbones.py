@@ -350,7 +350,10 @@ def main() -> None:
     rows = read(path)
     if chosen.figure:
         with Path(chosen.figure).open(newline="", encoding="utf-8") as text:
-            figure(list(csv.reader(text))[1:], path.parent / "differences")
+            head, *lines = csv.reader(text)
+        if head[0] != "partition":
+            parser().error("one data set and number of clients: make the table with --only TEXT")
+        figure(lines, path.parent / "differences")
         return
     if chosen.table and not rows:
         parser().error(f"{path} has no rows yet; train with --data FILE.npz")

@@ -239,7 +239,7 @@ def _attack_seconds(trial: Trial, settings: AttackSettings, device: torch.device
         repeated, longer = few[name], 0.0
         enough = few[name] + math.ceil(least / pace) if pace else count
         while repeated < count and longer < least:
-            repeated = min(more * repeated, count, max(enough, repeated + 1))
+            repeated = min(more * repeated, count, enough)
             enough = count
             longer = timed(**{name: repeated}) - once
         if repeated > few[name]:

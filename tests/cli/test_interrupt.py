@@ -13,7 +13,7 @@ import pytest
 
 from fedre_privacy.attacks.common import tiling as driver
 from fedre_privacy.attacks.inversion import search_settings as inversion
-from fedre_privacy.cli import benchmark
+from fedre_privacy.cli import attack, benchmark
 from fedre_privacy.federation import loop
 from fedre_privacy.reports import attack as pages
 
@@ -224,5 +224,16 @@ def test_an_interrupted_benchmark_goes_on_with_the_same_command(
     assert benchmark.main(["--protocols", "fedre"]) == 130
     assert capsys.readouterr().err.splitlines() == [
         "Interrupted. What was finished is kept.",
+        "Give the same command again to go on.",
+    ]
+
+
+def test_a_dry_run_that_is_interrupted_has_kept_nothing(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fedre_privacy.cli.attack.run", after(0, print, KeyboardInterrupt()))
+    assert attack.main(["--protocol", "fedre", "--dry-run"]) == 130
+    assert capsys.readouterr().err.splitlines() == [
+        "Interrupted. A dry run keeps nothing.",
         "Give the same command again to go on.",
     ]
