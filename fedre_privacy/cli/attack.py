@@ -185,7 +185,7 @@ def _next(result: AttackResult) -> str:
     if not result.leaks and trial.kind in KINDS:
         if threat not in ("strong", "public-backbone"):
             return f"--target {trial.kind} --threat strong"
-        if not trial.counterfactual:
+        if not trial.counterfactual and trial.settings.target != "retrieval":
             return f"--target retrieval --threat {threat}"
     return f"--target {'representations' if trial.kind != 'representations' else 'prototypes'}"
 

@@ -349,19 +349,20 @@ def test_recovered_prototypes_lead_to_their_images(name: str, leaks: bool, optio
 
 
 @pytest.mark.parametrize(
-    ("threat", "options"),
+    ("threat", "asked", "options"),
     [
-        ("realistic", "--target prototypes --threat strong"),
-        ("strong", "--target retrieval --threat strong"),
-        ("public-backbone", "--target retrieval --threat public-backbone"),
+        ("realistic", "prototypes", "--target prototypes --threat strong"),
+        ("strong", "prototypes", "--target retrieval --threat strong"),
+        ("public-backbone", "uploaded", "--target retrieval --threat public-backbone"),
+        ("strong", "retrieval", "--target representations"),
     ],
 )
 def test_pictures_that_do_not_come_lead_to_the_strongest_and_then_to_candidates(
-    threat: str, options: str
+    threat: str, asked: str, options: str
 ) -> None:
     observation = SimpleNamespace(uploads=(), threat=SimpleNamespace(name=threat))
     trial = SimpleNamespace(
-        settings=SimpleNamespace(attack=attacks.get("linear")()),
+        settings=SimpleNamespace(attack=attacks.get("linear")(), target=asked),
         observation=observation,
         counterfactual=False,
         kind="prototypes",
